@@ -1,0 +1,1 @@
+//! Promises to a user, one file each.
