@@ -1,14 +1,17 @@
 //! What our processes say to each other: generated messages, the greeting on a guest's channel, clients and
 //! conversions. Protobuf types stop here and in the servers that implement the services.
 
+pub mod connection;
 pub mod hello;
 
 /// Messages and services between a host and the agent inside a VM.
 pub mod guest {
+    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated code")]
     tonic::include_proto!("imp.guest.v1");
 }
 
 /// Messages and services between a client and the process that owns a machine's VMs.
 pub mod runtime {
+    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated code")]
     tonic::include_proto!("imp.runtime.v1");
 }

@@ -1,0 +1,225 @@
+//! HTTP/2 between our processes: over the channel of a guest, after the greeting, and over the socket of the process that
+//! owns a machine's VMs.
+//!
+//! One connection carries many streams. Windows bound what a peer can make this side hold: at most `CONNECTION_WINDOW`
+//! for a whole connection, at most `STREAM_WINDOW` for a stream that nobody reads.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http::uri::{Authority, Scheme};
+use http::{HeaderValue, Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2 as client;
+use hyper::server::conn::http2 as server;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tonic::body::Body;
+
+use crate::hello::{self, Peer, Versions};
+
+/// Header that names the VM a guest call is meant for, on the owner's socket.
+pub const VM_HEADER: &str = "imp-vm";
+
+/// Bytes a peer may send on one stream before they are read.
+const STREAM_WINDOW: u32 = 1 << 20;
+/// Bytes a peer may send on all streams before they are read.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Largest frame: long enough to keep the cost of a frame small, short enough that streams take turns.
+const FRAME: u32 = 64 << 10;
+const HEADERS: u32 = 16 << 10;
+const STREAMS: u32 = 512;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Greeting(#[from] hello::Error),
+    #[error("HTTP/2 could not start")]
+    Http(#[source] hyper::Error),
+}
+
+/// The client's end of a connection. Clones share it; it is closed when the peer hangs up or the last clone is dropped
+/// and the last stream has ended.
+#[derive(Clone)]
+pub struct Connection {
+    sender: client::SendRequest<Body>,
+    vm: Option<HeaderValue>,
+    closed: watch::Receiver<bool>,
+}
+
+/// Greets the guest at the other end of `channel` and starts HTTP/2. `nonce`: see [`hello::greet`].
+pub async fn connect<S>(mut channel: S, nonce: u64) -> Result<(Connection, Peer), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let peer = hello::greet(&mut channel, Versions::OURS, nonce).await?;
+    Ok((connect_owner(channel).await?, peer))
+}
+
+/// Starts HTTP/2 without a greeting, as on the owner's socket.
+pub async fn connect_owner<S>(stream: S) -> Result<Connection, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = client::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .max_header_list_size(HEADERS)
+        .max_send_buf_size(STREAM_WINDOW as usize)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(Error::Http)?;
+    let (announce, closed) = watch::channel(false);
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection ended");
+        }
+        announce.send_replace(true);
+    });
+    Ok(Connection { sender, vm: None, closed })
+}
+
+/// Serves `routes` to one host: answers its greeting, then its requests, until it hangs up.
+pub async fn serve_guest<S>(mut channel: S, routes: tonic::service::Routes, software: &str) -> Result<(), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    hello::answer(&mut channel, Versions::OURS, software).await?;
+    serve(channel, routes).await
+}
+
+/// Serves `routes` on a stream without a greeting, until the client hangs up.
+pub async fn serve<S>(stream: S, routes: tonic::service::Routes) -> Result<(), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    server::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .max_header_list_size(HEADERS)
+        .max_concurrent_streams(STREAMS)
+        .max_send_buf_size(STREAM_WINDOW as usize)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
+        .await
+        .map_err(Error::Http)
+}
+
+impl Connection {
+    /// The same connection, with every call meant for the VM of this id.
+    pub fn for_vm(&self, id: &str) -> Result<Self, http::header::InvalidHeaderValue> {
+        Ok(Self { vm: Some(HeaderValue::from_str(id)?), ..self.clone() })
+    }
+
+    /// Whether the peer has hung up.
+    pub fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// Waits until the peer has hung up or the transport has failed.
+    pub async fn closed(&self) {
+        // An error says that the task which announces the end is gone, and that is the end too.
+        let _ = self.closed.clone().wait_for(|closed| *closed).await;
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("vm", &self.vm).field("closed", &self.is_closed()).finish()
+    }
+}
+
+impl tower::Service<Request<Body>> for Connection {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.sender.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        *request.uri_mut() = absolute(request.uri());
+        if let Some(vm) = &self.vm {
+            request.headers_mut().insert(VM_HEADER, vm.clone());
+        }
+        Box::pin(self.sender.send_request(request))
+    }
+}
+
+/// HTTP/2 wants a scheme and an authority; on a private channel they say nothing.
+fn absolute(uri: &Uri) -> Uri {
+    let mut parts = uri.clone().into_parts();
+    parts.scheme = Some(Scheme::HTTP);
+    parts.authority = Some(Authority::from_static("imp"));
+    Uri::from_parts(parts).unwrap_or_else(|_| Uri::from_static("http://imp/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+    use crate::guest::machine_client::MachineClient;
+    use crate::guest::machine_server::{Machine, MachineServer};
+    use crate::guest::{
+        ConfigureRequest, ConfigureResponse, PingRequest, PingResponse, ShutdownRequest, ShutdownResponse, VitalsRequest,
+        VitalsResponse,
+    };
+
+    /// Answers a ping with the VM header instead of the agent's version.
+    struct Echo;
+
+    #[tonic::async_trait]
+    impl Machine for Echo {
+        async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
+            let vm = request.metadata().get(VM_HEADER).map(|vm| vm.to_str().unwrap().to_owned());
+            let nonce = request.into_inner().nonce;
+            Ok(Response::new(PingResponse { nonce, agent_version: vm.unwrap_or_default(), ..Default::default() }))
+        }
+        async fn configure(&self, _: Request<ConfigureRequest>) -> Result<Response<ConfigureResponse>, Status> {
+            Err(Status::unimplemented("not in this test"))
+        }
+        async fn vitals(&self, _: Request<VitalsRequest>) -> Result<Response<VitalsResponse>, Status> {
+            Err(Status::unimplemented("not in this test"))
+        }
+        async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownResponse>, Status> {
+            Err(Status::unimplemented("not in this test"))
+        }
+    }
+
+    fn routes() -> tonic::service::Routes {
+        tonic::service::Routes::new(MachineServer::new(Echo))
+    }
+
+    #[tokio::test]
+    async fn a_call_goes_through_a_channel_after_the_greeting() {
+        let (host, guest) = tokio::io::duplex(1 << 10);
+        let server = tokio::spawn(serve_guest(guest, routes(), "1.2.3"));
+        let (connection, peer) = connect(host, 7).await.unwrap();
+        assert_eq!(peer.software, "1.2.3");
+        let nonce = bytes::Bytes::from_static(b"n");
+        let mut machine = MachineClient::new(connection.for_vm("vm7").unwrap());
+        let answer = machine.ping(PingRequest { nonce: nonce.clone() }).await.unwrap().into_inner();
+        assert_eq!((answer.nonce, answer.agent_version.as_str()), (nonce, "vm7"));
+        drop((machine, connection));
+        server.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_hang_up_is_seen() {
+        let (host, guest) = tokio::io::duplex(1 << 10);
+        let server = tokio::spawn(serve_guest(guest, routes(), "1.2.3"));
+        let (connection, _) = connect(host, 7).await.unwrap();
+        assert!(!connection.is_closed());
+        server.abort();
+        connection.closed().await;
+        assert!(connection.is_closed());
+    }
+}
