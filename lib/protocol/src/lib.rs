@@ -3,6 +3,7 @@
 
 pub mod connection;
 pub mod hello;
+pub mod process;
 
 /// Messages and services between a host and the agent inside a VM.
 pub mod guest {

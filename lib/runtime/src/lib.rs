@@ -1,1 +1,32 @@
-//! runtime.
+//! The engine of one machine: VMs with their disks, networks, limits and records, from creation to removal.
+
+mod admission;
+mod boot;
+mod cgroup;
+mod console;
+mod cpio;
+mod doctor;
+mod guest;
+mod id;
+mod layout;
+mod ledger;
+mod lifecycle;
+mod logs;
+mod network;
+mod pins;
+mod ports;
+mod process;
+mod random;
+mod runtime;
+pub mod spec;
+pub mod status;
+mod usage;
+mod vm;
+mod vmm;
+
+pub use admission::{Machine, Refusal};
+pub use doctor::{Check, Verdict, examine};
+pub use guest::GuestHold;
+pub use id::{NotAVmId, VmId};
+pub use logs::{LogEnd, LogEntry, LogQuery, LogReader, LogStream};
+pub use runtime::{Config, Error, Runtime, VmReference};

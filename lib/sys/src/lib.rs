@@ -1,1 +1,13 @@
-//! sys.
+//! Safe wrappers over the kernel: the only crate with `unsafe`.
+
+pub mod child;
+pub mod descriptors;
+pub mod entropy;
+pub mod inherit;
+pub mod netlink;
+pub mod netns;
+pub mod signals;
+pub mod spawn;
+pub mod tap;
+pub mod tsc;
+pub mod vsock;

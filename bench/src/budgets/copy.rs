@@ -1,0 +1,110 @@
+//! Files into a VM and out of it, against the channel that carries them and nothing else on it.
+
+use std::cell::RefCell;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::ensure;
+use imp_testkit::machine as needs;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use crate::bare::Template;
+use crate::guest;
+use crate::machine::Machine;
+use crate::measure::{alternate, time};
+use crate::report::{Limit, Line, Quantity};
+
+const ROUNDS: usize = 7;
+const SIZE: usize = 32 << 20;
+const CHUNK: usize = 64 << 10;
+
+/// What the guest of the floor does with the port: takes or gives `SIZE` bytes, as it is told.
+const INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+for module in $(/bin/busybox cat /modules.list); do /bin/busybox insmod $module; done
+until port=$(/bin/busybox ls /sys/class/virtio-ports 2>/dev/null) && [ "$port" ]; do :; done
+exec 3<>/dev/$port
+while read -r order <&3; do
+  case $order in
+    take) /bin/busybox dd bs=64k iflag=fullblock count=512 <&3 of=/dev/null 2>/dev/null; echo taken >&3 ;;
+    give) /bin/busybox dd bs=64k count=512 if=/dev/zero 2>/dev/null >&3 ;;
+  esac
+done
+"#;
+
+pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
+    let machine = Machine::new()?;
+    let kept = machine.scratch()?;
+    let vm = machine.start()?;
+    let template = Template::take(vm.vmm, kept.path())?;
+    let agent = machine.guest(&vm)?;
+    let folder = machine.scratch()?;
+    let bare = template.boot(folder.path(), Some(&initramfs(kept.path())?))?;
+    let channel = RefCell::new(machine.runtime.block_on(bare.channel())?);
+
+    let [write, read, take, give] = alternate(
+        ROUNDS,
+        [
+            &mut || time(|| machine.runtime.block_on(guest::write(&agent, "/copied", SIZE))),
+            &mut || time(|| machine.runtime.block_on(guest::read(&agent, "/copied", SIZE))),
+            &mut || time(|| machine.runtime.block_on(raw_in(&mut channel.borrow_mut()))),
+            &mut || time(|| machine.runtime.block_on(raw_out(&mut channel.borrow_mut()))),
+        ],
+    )?;
+    machine.remove(&vm)?;
+    // 0.7 of the throughput is 1 / 0.7 of the time.
+    let line = |name, ours, floor| Line {
+        name,
+        ours: Quantity::Time(ours),
+        limit: Limit::AtMostTimes { floor: Quantity::Time(floor), ratio: 1.0 / 0.7 },
+    };
+    Ok(vec![line("32 MiB in / raw channel", write, take), line("32 MiB out / raw channel", read, give)])
+}
+
+async fn raw_in(channel: &mut UnixStream) -> anyhow::Result<()> {
+    channel.write_all(b"take\n").await?;
+    let chunk = vec![0x5a; CHUNK];
+    for _ in 0..SIZE / CHUNK {
+        channel.write_all(&chunk).await?;
+    }
+    let mut answer = [0; 6];
+    channel.read_exact(&mut answer).await?;
+    ensure!(&answer == b"taken\n", "the guest of the floor says {answer:?}");
+    Ok(())
+}
+
+async fn raw_out(channel: &mut UnixStream) -> anyhow::Result<()> {
+    channel.write_all(b"give\n").await?;
+    let mut chunk = vec![0; CHUNK];
+    let mut left = SIZE;
+    while left > 0 {
+        let read = channel.read(&mut chunk).await?;
+        ensure!(read > 0, "the guest of the floor has hung up");
+        left = left.saturating_sub(read);
+    }
+    Ok(())
+}
+
+/// Our modules, busybox and a script as init.
+fn initramfs(folder: &Path) -> anyhow::Result<PathBuf> {
+    let root = folder.join("root");
+    for name in ["bin", "dev", "proc", "sys"] {
+        fs::create_dir_all(root.join(name))?;
+    }
+    fs::copy(needs::program("busybox")?, root.join("bin/busybox"))?;
+    fs::write(root.join("init"), INIT)?;
+    fs::set_permissions(root.join("init"), PermissionsExt::from_mode(0o755))?;
+    let list = "find . | busybox cpio -o -H newc 2>/dev/null";
+    let archive = Command::new("sh").args(["-c", list]).current_dir(&root).output()?;
+    ensure!(archive.status.success(), "busybox could not write an initramfs");
+    let mut initramfs = fs::read(needs::kernels()?.join("default/modules.cpio"))?;
+    initramfs.extend(archive.stdout);
+    let path = folder.join("initramfs");
+    fs::write(&path, initramfs)?;
+    Ok(path)
+}

@@ -1,0 +1,50 @@
+//! What stays resident: the owner's share of a VM, and the agent.
+
+use anyhow::Context as _;
+
+use crate::guest;
+use crate::machine::{Machine, Vm};
+use crate::programs::memory;
+use crate::report::{Limit, Line, Quantity};
+
+const VMS: u64 = 4;
+
+pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
+    let machine = Machine::new()?;
+    let first = machine.start()?;
+    let alone = resident(&machine)?;
+    let vms: Vec<Vm> = (0..VMS).map(|_| machine.start()).collect::<Result<_, _>>()?;
+    let together = resident(&machine)?;
+    let agent = agent(&machine, &first)?;
+    for vm in vms.iter().chain([&first]) {
+        machine.remove(vm)?;
+    }
+    let line = |name, ours, limit: u64| Line {
+        name,
+        ours: Quantity::Bytes(ours),
+        limit: Limit::AtMost(Quantity::Bytes(limit << 20)),
+    };
+    Ok(vec![
+        line("owner resident with one VM", alone, 8),
+        line("owner resident for each further VM", together.saturating_sub(alone) / VMS, 8),
+        line("guest agent resident", agent, 5),
+    ])
+}
+
+fn resident(machine: &Machine) -> anyhow::Result<u64> {
+    memory(machine.owner()?, "VmRSS:").context("the owner has ended")
+}
+
+/// The agent after some work, as its kernel sees it.
+fn agent(machine: &Machine, vm: &Vm) -> anyhow::Result<u64> {
+    let guest = machine.guest(vm)?;
+    let status = machine.runtime.block_on(async {
+        for _ in 0..20 {
+            guest::exec(&guest, &["true"]).await?;
+        }
+        guest::exec(&guest, &["grep", "VmRSS", "/proc/1/status"]).await
+    })?;
+    let status = String::from_utf8(status)?;
+    let kib: u64 = status.split_whitespace().nth(1).context("no VmRSS")?.parse()?;
+    Ok(kib << 10)
+}

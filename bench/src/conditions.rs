@@ -1,0 +1,35 @@
+//! Under what conditions the numbers were taken: without them they say nothing.
+
+use std::fs;
+use std::process::Command;
+
+use imp_testkit::machine;
+
+pub(crate) fn print() -> anyhow::Result<()> {
+    let cpu_info = fs::read_to_string("/proc/cpuinfo")?;
+    let cpu = cpu_info.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+    let cores = cpu_info.lines().filter(|line| line.starts_with("processor")).count();
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let load: Vec<&str> = load.split(' ').take(3).collect();
+    let guest = fs::read_to_string(machine::kernels()?.join("default/release"))?;
+    println!("cpu      {} x {}", cores, cpu.trim_start_matches([' ', '\t', ':']));
+    println!("load     {}", load.join(" "));
+    println!("host     Linux {}", fs::read_to_string("/proc/sys/kernel/osrelease")?.trim());
+    println!("guest    Linux {}", guest.trim());
+    println!("driver   {}, {}", first_line("qemu-system-x86_64", "--version")?, acceleration());
+    println!("imp      {}\n", first_line(&machine::imp()?.display().to_string(), "--version")?);
+    Ok(())
+}
+
+/// What is asked of the machine here is only whether the device opens; `imp doctor` says what is really used.
+fn acceleration() -> &'static str {
+    match fs::File::options().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => "/dev/kvm opens",
+        Err(_) => "emulation (no /dev/kvm)",
+    }
+}
+
+fn first_line(program: &str, argument: &str) -> anyhow::Result<String> {
+    let output = Command::new(program).arg(argument).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,220 @@
+//! Packs a file or the members of a directory into a tar stream. Links are packed as links.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::CString;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
+use rustix::io::Errno;
+use tar::EntryType;
+
+use super::header::{Described, padding, write_end};
+use super::{CHUNK, shown};
+use crate::files::Error;
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// FIFOs and devices are not opened; a file that becomes one meanwhile does not hold the thread.
+const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+/// Files with several names that are remembered; further ones are packed as files of their own.
+const MOST_LINKED: usize = 1 << 18;
+/// Bytes of names and of one value that a file's extended attributes may have.
+const MOST_ATTRIBUTES: usize = 64 << 10;
+
+/// Where an archive goes.
+pub(super) trait Output: Write {
+    /// Writes a chunk that the output may keep.
+    fn give(&mut self, chunk: Vec<u8>) -> io::Result<()>;
+}
+
+/// `name` is that of a single file; members of a directory have their names below it.
+pub(super) fn pack(path: &Path, name: &[u8], output: &mut impl Output) -> Result<(), Error> {
+    let mut packer = Packer { output, linked: HashMap::new(), top: path };
+    let failed = || Error::errno("cannot archive", path);
+    let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map_err(failed())?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        packer.directory(openat(CWD, path, DIRECTORY, Mode::empty()).map_err(failed())?)?;
+    } else {
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let parent = openat(CWD, parent, DIRECTORY - OFlags::NOFOLLOW, Mode::empty()).map_err(failed())?;
+        let own = path.file_name().unwrap_or_default();
+        let own = CString::new(std::os::unix::ffi::OsStrExt::as_bytes(own)).unwrap_or_default();
+        packer.member(&parent, &own, name, &stat)?;
+    }
+    write_end(packer.output).map_err(Error::Archive)
+}
+
+struct Packer<'a, O> {
+    output: &'a mut O,
+    /// First name of each file that has several.
+    linked: HashMap<(u64, u64), Vec<u8>>,
+    top: &'a Path,
+}
+
+struct Level {
+    directory: OwnedFd,
+    /// Names still to be packed, last first.
+    rest: Vec<CString>,
+    /// Length of the directory's own name within the member's.
+    prefix: usize,
+}
+
+impl<O: Output> Packer<'_, O> {
+    /// Depth costs open files, of which there are many, but no stack.
+    fn directory(&mut self, top: OwnedFd) -> Result<(), Error> {
+        let mut name = Vec::new();
+        let rest = names(&top).map_err(Error::errno("cannot archive", self.top))?;
+        let mut levels = vec![Level { directory: top, rest, prefix: 0 }];
+        while let Some(level) = levels.last_mut() {
+            name.truncate(level.prefix);
+            let Some(own) = level.rest.pop() else {
+                levels.pop();
+                continue;
+            };
+            if !name.is_empty() {
+                name.push(b'/');
+            }
+            name.extend_from_slice(own.to_bytes());
+            let stat = match statat(&level.directory, &own, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                // Removed meanwhile.
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(self.failed(&name, error)),
+            };
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+                self.member(&level.directory, &own, &name, &stat)?;
+                continue;
+            }
+            let child = match openat(&level.directory, &own, DIRECTORY, Mode::empty()) {
+                Ok(child) => child,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                Err(error) => return Err(self.failed(&name, error)),
+            };
+            let attributes = attributes(&child);
+            let mut described = describe(&name, &stat, EntryType::Directory);
+            described.attributes = &attributes;
+            described.write(self.output).map_err(Error::Archive)?;
+            let rest = names(&child).map_err(|error| self.failed(&name, error))?;
+            levels.push(Level { directory: child, rest, prefix: name.len() });
+        }
+        Ok(())
+    }
+
+    /// Anything but a directory.
+    fn member(&mut self, parent: &OwnedFd, own: &CString, name: &[u8], stat: &Stat) -> Result<(), Error> {
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => EntryType::Regular,
+            FileType::Symlink => EntryType::Symlink,
+            FileType::Fifo => EntryType::Fifo,
+            FileType::CharacterDevice => EntryType::Char,
+            FileType::BlockDevice => EntryType::Block,
+            // A socket is nothing without the process that listens on it; tar has no type for it.
+            FileType::Socket | FileType::Directory | FileType::Unknown => return Ok(()),
+        };
+        if stat.st_nlink > 1 {
+            let room = self.linked.len() < MOST_LINKED;
+            match self.linked.entry((stat.st_dev, stat.st_ino)) {
+                Entry::Occupied(first) => {
+                    let described =
+                        Described { size: 0, link: first.get(), ..describe(name, stat, EntryType::Link) };
+                    return described.write(self.output).map_err(Error::Archive);
+                }
+                Entry::Vacant(free) if room => drop(free.insert(name.to_vec())),
+                Entry::Vacant(_) => {}
+            }
+        }
+        let described = describe(name, stat, kind);
+        match kind {
+            EntryType::Symlink => {
+                let target = readlinkat(parent, own, Vec::new()).map_err(|error| self.failed(name, error))?;
+                Described { link: target.to_bytes(), ..described }.write(self.output).map_err(Error::Archive)
+            }
+            EntryType::Regular => self.file(parent, own, described),
+            _ => described.write(self.output).map_err(Error::Archive),
+        }
+    }
+
+    fn file(&mut self, parent: &OwnedFd, own: &CString, described: Described<'_>) -> Result<(), Error> {
+        let file = match openat(parent, own, FILE, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),
+            Err(error) => return Err(self.failed(described.name, error)),
+        };
+        let attributes = attributes(&file);
+        let described = Described { attributes: &attributes, ..described };
+        described.write(self.output).map_err(Error::Archive)?;
+        // The header has promised this many bytes, whatever happens to the file meanwhile.
+        let mut left = described.size;
+        while left > 0 {
+            let wanted = left.min(CHUNK as u64) as usize;
+            let mut chunk = Vec::with_capacity(wanted);
+            let read = rustix::io::read(&file, rustix::buffer::spare_capacity(&mut chunk));
+            read.map_err(|error| self.failed(described.name, error))?;
+            chunk.truncate(wanted);
+            if chunk.is_empty() {
+                chunk.resize(wanted, 0);
+            }
+            left -= chunk.len() as u64;
+            self.output.give(chunk).map_err(Error::Archive)?;
+        }
+        let zeros = [0; 512];
+        let padding = zeros.get(..padding(described.size)).unwrap_or_default();
+        self.output.write_all(padding).map_err(Error::Archive)
+    }
+
+    fn failed(&self, name: &[u8], error: Errno) -> Error {
+        Error::errno("cannot archive", &shown(self.top, name))(error)
+    }
+}
+
+fn describe<'a>(name: &'a [u8], stat: &Stat, kind: EntryType) -> Described<'a> {
+    let device = matches!(kind, EntryType::Char | EntryType::Block)
+        .then(|| (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)));
+    Described {
+        name,
+        kind,
+        link: &[],
+        size: if kind == EntryType::Regular { stat.st_size.unsigned_abs() } else { 0 },
+        mode: stat.st_mode,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        modified: (stat.st_mtime as i64, stat.st_mtime_nsec as u32),
+        device,
+        attributes: &[],
+    }
+}
+
+/// Names in a directory, last first, so that they are taken off the end in order.
+fn names(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    names.sort_by(|one, other| other.cmp(one));
+    Ok(names)
+}
+
+/// Extended attributes; a file system without them has none.
+fn attributes(file: &OwnedFd) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut list = Vec::with_capacity(MOST_ATTRIBUTES);
+    match rustix::fs::flistxattr(file, &mut [0_u8; 0][..]) {
+        Ok(0) | Err(_) => return Vec::new(),
+        Ok(_) => {}
+    }
+    if rustix::fs::flistxattr(file, rustix::buffer::spare_capacity(&mut list)).is_err() {
+        return Vec::new();
+    }
+    let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    names
+        .filter_map(|name| {
+            let mut value = Vec::with_capacity(MOST_ATTRIBUTES);
+            rustix::fs::fgetxattr(file, name, rustix::buffer::spare_capacity(&mut value)).ok()?;
+            Some((name.to_vec(), value))
+        })
+        .collect()
+}

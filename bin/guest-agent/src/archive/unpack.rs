@@ -1,0 +1,337 @@
+//! Unpacks a tar stream below a directory.
+//!
+//! Every name is resolved by the kernel with the directory as its root (openat2, RESOLVE_IN_ROOT), so that no link, old or
+//! new, leads out. What is in the way of a member is replaced, except that a directory stays one, and so does a link to
+//! a directory where the archive has a directory.
+
+use std::cell::Cell;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat, mknodat, openat,
+    openat2, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+use tar::{Archive, EntryType};
+
+use super::header::parse_time;
+use super::member::MemberName;
+use super::{CHUNK, shown};
+use crate::files::{Error, NewAttributes};
+
+const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const NEW_FILE: OFlags =
+    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Bytes of names, links and records that one member may bring along.
+const MOST_RECORDS: u64 = 1 << 20;
+/// Directories whose time is set at the end.
+const MOST_TIMES: usize = 1 << 18;
+
+/// Owner of everything, instead of the archive's own.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Owner {
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+}
+
+/// What was unpacked.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Unpacked {
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
+}
+
+pub(super) fn unpack(path: &Path, owner: Owner, reader: impl Read) -> Result<Unpacked, Error> {
+    std::fs::create_dir_all(path).map_err(Error::file("cannot make the directory", path))?;
+    let top = openat(CWD, path, DIRECTORY, Mode::empty()).map_err(Error::errno("cannot open", path))?;
+    let mut unpacker =
+        Unpacker { path, top, owner, parent: None, times: Vec::new(), done: Unpacked::default(), buffer: vec![0; CHUNK] };
+    let left = Rc::new(Cell::new(Some(MOST_RECORDS)));
+    let mut archive = Archive::new(Bounded { inner: reader, left: Rc::clone(&left) });
+    for entry in archive.entries().map_err(Error::Archive)? {
+        left.set(None);
+        unpacker.member(entry.map_err(Error::Archive)?)?;
+        left.set(Some(MOST_RECORDS));
+    }
+    unpacker.set_times()?;
+    Ok(unpacker.done)
+}
+
+/// A stream of which only so much may be read while the library looks for the next member: names, links and records are
+/// kept in memory.
+struct Bounded<R> {
+    inner: R,
+    /// Bytes left; none while a member's content is read.
+    left: Rc<Cell<Option<u64>>>,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(left) = self.left.get() else { return self.inner.read(buffer) };
+        if left == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a member's names and records are too long"));
+        }
+        let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = self.inner.read(buffer.get_mut(..room).unwrap_or_default())?;
+        self.left.set(Some(left - count as u64));
+        Ok(count)
+    }
+}
+
+struct Unpacker<'a> {
+    path: &'a Path,
+    top: OwnedFd,
+    owner: Owner,
+    /// The last directory that was looked up: members of one directory follow each other.
+    parent: Option<(Vec<u8>, OwnedFd)>,
+    /// Directories and their times: what is put into a directory changes its time.
+    times: Vec<(MemberName, i64)>,
+    done: Unpacked,
+    buffer: Vec<u8>,
+}
+
+impl Unpacker<'_> {
+    fn member(&mut self, mut entry: tar::Entry<'_, impl Read>) -> Result<(), Error> {
+        let name = MemberName::parse(&entry.path_bytes())?;
+        let kind = entry.header().entry_type();
+        if matches!(kind, EntryType::XGlobalHeader | EntryType::XHeader) {
+            return Ok(());
+        }
+        let extended = Extended::read(&mut entry)?;
+        let header = entry.header();
+        let number = |result: std::io::Result<u64>| result.map_err(Error::Archive);
+        let attributes = NewAttributes {
+            mode: header.mode().map_err(Error::Archive)? & 0o7777,
+            uid: self.owner.uid.or(extended.uid).unwrap_or(number(header.uid())? as u32),
+            gid: self.owner.gid.or(extended.gid).unwrap_or(number(header.gid())? as u32),
+            modified_nanoseconds: Some(match extended.modified {
+                Some(modified) => modified,
+                None => i64::try_from(number(header.mtime())?).unwrap_or(0).saturating_mul(1_000_000_000),
+            }),
+        };
+        self.done.entries += 1;
+        let Some((directory, own)) = name.split() else {
+            // The directory itself.
+            let top = self.reopen(&name)?;
+            attributes.apply(&top).map_err(self.failed(&name))?;
+            return Ok(());
+        };
+        if kind.is_dir() {
+            return self.directory(&name, directory, own, &attributes, &extended);
+        }
+        self.parent_of(&name, directory)?;
+        self.clear_the_way(&name, own)?;
+        let failed = self.failed(&name);
+        let parent = self.parent(&name)?;
+        match kind {
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().unwrap_or_default().into_owned();
+                symlinkat(&target[..], parent, own).map_err(failed)?;
+                self.apply_to_link(&name, own, &attributes)
+            }
+            EntryType::Link => {
+                let target = MemberName::parse(&entry.link_name_bytes().unwrap_or_default())?;
+                self.hard_link(&name, own, &target)
+            }
+            EntryType::Fifo | EntryType::Char | EntryType::Block => {
+                let file_type = match kind {
+                    EntryType::Char => FileType::CharacterDevice,
+                    EntryType::Block => FileType::BlockDevice,
+                    _ => FileType::Fifo,
+                };
+                let number = |part: std::io::Result<Option<u32>>| part.ok().flatten().unwrap_or(0);
+                let device = rustix::fs::makedev(number(header.device_major()), number(header.device_minor()));
+                mknodat(parent, own, file_type, Mode::from_raw_mode(attributes.mode), device).map_err(failed)?;
+                rustix::fs::chmodat(parent, own, Mode::from_raw_mode(attributes.mode), AtFlags::empty())
+                    .map_err(self.failed(&name))?;
+                self.apply_to_link(&name, own, &attributes)
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                self.file(&name, own, &mut entry, &attributes, &extended)
+            }
+            _ => Err(Error::Member(shown(self.path, name.as_bytes()).display().to_string(), "its type is not known")),
+        }
+    }
+
+    fn directory(
+        &mut self,
+        name: &MemberName,
+        directory: &[u8],
+        own: &[u8],
+        attributes: &NewAttributes,
+        extended: &Extended,
+    ) -> Result<(), Error> {
+        self.parent_of(name, directory)?;
+        match mkdirat(self.parent(name)?, own, Mode::RWXU) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => {
+                if openat2(&self.top, name.as_bytes(), DIRECTORY, Mode::empty(), INSIDE).is_err() {
+                    self.clear_the_way(name, own)?;
+                    mkdirat(self.parent(name)?, own, Mode::RWXU).map_err(self.failed(name))?;
+                }
+            }
+            Err(error) => return Err(self.failed(name)(error)),
+        }
+        let made = self.reopen(name)?;
+        attributes.apply(&made).map_err(self.failed(name))?;
+        extended.apply(&made);
+        if let Some(modified) = attributes.modified_nanoseconds.filter(|_| self.times.len() < MOST_TIMES) {
+            self.times.push((name.clone(), modified));
+        }
+        Ok(())
+    }
+
+    fn file(
+        &mut self,
+        name: &MemberName,
+        own: &[u8],
+        entry: &mut tar::Entry<'_, impl Read>,
+        attributes: &NewAttributes,
+        extended: &Extended,
+    ) -> Result<(), Error> {
+        let file = openat(self.parent(name)?, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?;
+        loop {
+            let count = entry.read(&mut self.buffer).map_err(Error::Archive)?;
+            let mut rest = self.buffer.get(..count).unwrap_or_default();
+            if rest.is_empty() {
+                break;
+            }
+            self.done.bytes += count as u64;
+            while !rest.is_empty() {
+                let written = rustix::io::write(&file, rest).map_err(self.failed(name))?;
+                rest = rest.get(written..).unwrap_or_default();
+            }
+        }
+        // Owner and mode first: changing the owner takes capabilities away.
+        attributes.apply(&file).map_err(self.failed(name))?;
+        extended.apply(&file);
+        Ok(())
+    }
+
+    fn hard_link(&mut self, name: &MemberName, own: &[u8], target: &MemberName) -> Result<(), Error> {
+        let Some((directory, target_own)) = target.split() else {
+            return Err(Error::Member(shown(self.path, name.as_bytes()).display().to_string(), "it links to a directory"));
+        };
+        let target_parent =
+            openat2(&self.top, here(directory), DIRECTORY, Mode::empty(), INSIDE).map_err(self.failed(target))?;
+        linkat(&target_parent, target_own, self.parent(name)?, own, AtFlags::empty()).map_err(self.failed(target))
+    }
+
+    fn apply_to_link(&self, name: &MemberName, own: &[u8], attributes: &NewAttributes) -> Result<(), Error> {
+        let parent = self.parent(name)?;
+        let (uid, gid) = (Some(Uid::from_raw(attributes.uid)), Some(Gid::from_raw(attributes.gid)));
+        chownat(parent, own, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(self.failed(name))?;
+        let modified = crate::files::modified(attributes.modified_nanoseconds.unwrap_or(0));
+        utimensat(parent, own, &modified, AtFlags::SYMLINK_NOFOLLOW).map_err(self.failed(name))
+    }
+
+    /// Removes what is no directory.
+    fn clear_the_way(&self, name: &MemberName, own: &[u8]) -> Result<(), Error> {
+        match unlinkat(self.parent(name)?, own, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(self.failed(name)(error)),
+        }
+    }
+
+    /// Looks the member's directory up, and makes it when it is missing.
+    fn parent_of(&mut self, name: &MemberName, directory: &[u8]) -> Result<(), Error> {
+        if self.parent.as_ref().is_some_and(|(path, _)| path == directory) {
+            return Ok(());
+        }
+        let found = match openat2(&self.top, here(directory), DIRECTORY, Mode::empty(), INSIDE) {
+            Err(Errno::NOENT) => self.make_directories(directory),
+            other => other,
+        };
+        self.parent = Some((directory.to_vec(), found.map_err(self.failed(name))?));
+        Ok(())
+    }
+
+    fn make_directories(&self, directory: &[u8]) -> Result<OwnedFd, Errno> {
+        let mut parent = openat2(&self.top, c".", DIRECTORY, Mode::empty(), INSIDE)?;
+        let mut end = 0;
+        for part in directory.split(|byte| *byte == b'/') {
+            end += part.len() + usize::from(end > 0);
+            let path = directory.get(..end).unwrap_or_default();
+            parent = match openat2(&self.top, path, DIRECTORY, Mode::empty(), INSIDE) {
+                Err(Errno::NOENT) => {
+                    mkdirat(&parent, part, Mode::from_raw_mode(0o755))?;
+                    openat2(&self.top, path, DIRECTORY, Mode::empty(), INSIDE)?
+                }
+                other => other?,
+            };
+        }
+        Ok(parent)
+    }
+
+    fn parent(&self, name: &MemberName) -> Result<&OwnedFd, Error> {
+        self.parent.as_ref().map(|(_, fd)| fd).ok_or_else(|| self.failed(name)(Errno::NOENT))
+    }
+
+    /// A directory, opened so that its attributes can be set.
+    fn reopen(&self, name: &MemberName) -> Result<OwnedFd, Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat2(&self.top, here(name.as_bytes()), flags, Mode::empty(), INSIDE).map_err(self.failed(name))
+    }
+
+    fn set_times(&self) -> Result<(), Error> {
+        for (name, modified) in self.times.iter().rev() {
+            // One that a later member has replaced has no time to set.
+            if let Ok(directory) = self.reopen(name) {
+                rustix::fs::futimens(&directory, &crate::files::modified(*modified)).map_err(self.failed(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&self, name: &MemberName) -> impl FnOnce(Errno) -> Error + use<> {
+        let path = shown(self.path, name.as_bytes());
+        move |error| Error::errno("cannot unpack", &path)(error)
+    }
+}
+
+/// The empty name is the directory itself.
+fn here(name: &[u8]) -> &[u8] {
+    if name.is_empty() { b"." } else { name }
+}
+
+/// What PAX records say beyond the header.
+#[derive(Debug, Default)]
+struct Extended {
+    modified: Option<i64>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Extended {
+    fn read(entry: &mut tar::Entry<'_, impl Read>) -> Result<Self, Error> {
+        let mut extended = Self::default();
+        let Some(records) = entry.pax_extensions().map_err(Error::Archive)? else { return Ok(extended) };
+        for record in records {
+            let record = record.map_err(Error::Archive)?;
+            let text = || std::str::from_utf8(record.value_bytes()).ok();
+            match record.key_bytes() {
+                b"mtime" => extended.modified = text().and_then(parse_time),
+                b"uid" => extended.uid = text().and_then(|uid| uid.parse().ok()),
+                b"gid" => extended.gid = text().and_then(|gid| gid.parse().ok()),
+                key => {
+                    if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                        extended.attributes.push((name.to_vec(), record.value_bytes().to_vec()));
+                    }
+                }
+            }
+        }
+        Ok(extended)
+    }
+
+    /// A file system that does not take one of them still takes the file.
+    fn apply(&self, file: &OwnedFd) {
+        for (name, value) in self.attributes.iter().filter(|(name, _)| !name.contains(&0)) {
+            let _ = rustix::fs::fsetxattr(file, &name[..], value, XattrFlags::empty());
+        }
+    }
+}

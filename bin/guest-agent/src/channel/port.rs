@@ -1,0 +1,176 @@
+//! A virtio-serial port as a stream.
+//!
+//! The device is opened once and never closed: on close the driver throws away what the host has already sent. While no
+//! host is connected, it reads as ended and polls as hung up without end. tokio's readiness keeps a hang-up for ever and
+//! would spin, so the port sits in an epoll instance of its own, edge-triggered, one per direction: that one becomes
+//! readable when the port's state has changed, and never hangs up itself.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+#[derive(Debug)]
+pub(crate) struct Port {
+    device: OwnedFd,
+    input: Changes,
+    output: Changes,
+}
+
+impl Port {
+    /// `device` must be non-blocking.
+    pub(crate) fn new(device: OwnedFd) -> io::Result<Self> {
+        let input = Changes::of(&device, EventFlags::IN)?;
+        let output = Changes::of(&device, EventFlags::OUT)?;
+        Ok(Self { device, input, output })
+    }
+
+    /// Waits until a host is connected.
+    pub(crate) async fn host(&self) -> io::Result<()> {
+        std::future::poll_fn(|context| {
+            loop {
+                let mut polled = [PollFd::new(&self.device, PollFlags::IN)];
+                rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+                if !polled.iter().any(|polled| polled.revents().contains(PollFlags::HUP)) {
+                    return Poll::Ready(Ok(()));
+                }
+                ready!(self.input.poll_change(context))?;
+            }
+        })
+        .await
+    }
+}
+
+/// One conversation over the port.
+#[derive(Debug)]
+pub(crate) struct Stream(Arc<Port>);
+
+impl Stream {
+    pub(crate) fn new(port: Arc<Port>) -> Self {
+        Self(port)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            match rustix::io::read(&self.0.device, buffer.initialize_unfilled()) {
+                // Nothing read is the end: the host has hung up.
+                Ok(count) => {
+                    buffer.advance(count);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(Errno::AGAIN) => ready!(self.0.input.poll_change(context))?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match rustix::io::write(&self.0.device, bytes) {
+                Ok(count) => return Poll::Ready(Ok(count)),
+                Err(Errno::AGAIN) => ready!(self.0.output.poll_change(context))?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Tells that something has changed in one direction of a device.
+#[derive(Debug)]
+struct Changes(AsyncFd<OwnedFd>);
+
+impl Changes {
+    fn of(device: &OwnedFd, direction: EventFlags) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, device, EventData::new_u64(0), direction | EventFlags::ET)?;
+        Ok(Self(crate::readiness::readable(epoll)?))
+    }
+
+    /// Ready means: try again. It may be ready without a change, but not again and again.
+    fn poll_change(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut ready = ready!(self.0.poll_read_ready(context))?;
+        let mut events = Vec::with_capacity(1);
+        // Takes the event, so that the next one is news.
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&self.0, rustix::buffer::spare_capacity(&mut events), Some(&now))?;
+        ready.clear_ready();
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// A socket stands in for the device: it blocks, fills up and hangs up in the same way.
+    fn port() -> (UnixStream, Arc<Port>) {
+        let (host, guest) = UnixStream::pair().unwrap();
+        guest.set_nonblocking(true).unwrap();
+        host.set_nonblocking(true).unwrap();
+        (host, Arc::new(Port::new(guest.into()).unwrap()))
+    }
+
+    #[tokio::test]
+    async fn bytes_go_both_ways_through_a_full_device() {
+        let (host, port) = port();
+        let mut host = tokio::net::UnixStream::from_std(host).unwrap();
+        let (mut from_host, mut to_host) = host.split();
+        let (mut reader, mut writer) = tokio::io::split(Stream::new(port));
+        let sent = vec![7_u8; 4 << 20];
+        let (mut there, mut back) = (vec![0; sent.len()], vec![0; sent.len()]);
+        let (a, b, c, d) = tokio::join!(
+            writer.write_all(&sent),
+            from_host.read_exact(&mut there),
+            to_host.write_all(&sent),
+            reader.read_exact(&mut back),
+        );
+        a.unwrap();
+        b.unwrap();
+        c.unwrap();
+        d.unwrap();
+        assert!(there == sent && back == sent);
+    }
+
+    #[tokio::test]
+    async fn a_host_that_has_hung_up_is_waited_for_without_spinning() {
+        let (host, port) = port();
+        port.host().await.unwrap();
+        drop(host);
+        let mut rest = Vec::new();
+        Stream::new(Arc::clone(&port)).read_to_end(&mut rest).await.unwrap();
+        let mut wait = std::pin::pin!(port.host());
+        // The hang-up itself is one change; after it nothing wakes this task any more.
+        let polls = std::cell::Cell::new(0);
+        let waiting = std::future::poll_fn(|context| {
+            polls.set(polls.get() + 1);
+            std::future::Future::poll(wait.as_mut(), context)
+        });
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(50), waiting).await.is_err());
+        assert!(polls.get() < 5, "polled {} times", polls.get());
+    }
+}

@@ -1,0 +1,136 @@
+//! PID 1: assembles the machine, starts the agent, and then only looks after what is left to it.
+//!
+//! ```text
+//! mounts ─► modules ─► root over base and scratch ─► channel ─► agent started ─► reap, restart, hand over
+//! ```
+//! It cannot panic or exit, because that ends the machine: what fails is logged, and what cannot go on powers off.
+
+pub(crate) mod arguments;
+mod command_line;
+pub(crate) mod handover;
+mod mounts;
+mod root;
+mod supervise;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+
+use self::command_line::{ChannelName, CommandLine};
+use crate::channel::Endpoint;
+use crate::log;
+use crate::shutdown::{self, PowerOff};
+
+/// Where devices are looked for, and how often, until their drivers have found them.
+const LOOK: Duration = Duration::from_millis(1);
+const APPEARS: Duration = Duration::from_secs(30);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the kernel's command line: {0}")]
+    CommandLine(#[from] command_line::Error),
+    #[error("cannot mount {what}: {source}")]
+    Mount { what: String, source: io::Error },
+    #[error("{device} did not appear within {} s; is its driver in the initramfs?", APPEARS.as_secs())]
+    NoDevice { device: String },
+    #[error("cannot open {device}: {source}")]
+    Open { device: PathBuf, source: io::Error },
+    #[error("cannot prepare the root: {doing}: {source}")]
+    Root { doing: &'static str, source: io::Error },
+    #[error("cannot start the agent: {0}")]
+    Agent(#[source] io::Error),
+}
+
+/// Runs the machine; does not return.
+pub fn run() -> ! {
+    let error = match assemble() {
+        Ok(never) => match never {},
+        Err(error) => error,
+    };
+    log::error(format_args!("the machine cannot run: {error}"));
+    shutdown::finish(None, PowerOff::of_this_machine());
+    // Only if the kernel refuses to end the machine. PID 1 must not end either.
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+fn assemble() -> Result<std::convert::Infallible, Error> {
+    mounts::first()?;
+    log::open();
+    let text = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let command_line = CommandLine::parse(&text)?;
+    load_modules();
+    let base = wait_for(&command_line.base)?;
+    let scratch = wait_for(&command_line.scratch)?;
+    let power_off = command_line.power_off.unwrap_or_else(PowerOff::of_this_machine);
+    let scratch = root::assemble(&base, &scratch)?;
+    let channel = match command_line.channel {
+        ChannelName::Vsock(port) => Endpoint::Vsock(port),
+        ChannelName::Port(name) => open_port(&name)?,
+    };
+    log::info(format_args!("root assembled at {} ms", uptime_milliseconds()));
+    supervise::supervise(&channel, scratch, power_off)
+}
+
+/// Loads what /modules.list names, in its order, and gives the memory of the files back.
+fn load_modules() {
+    let list = fs::read_to_string("/modules.list").unwrap_or_default();
+    for path in list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let loaded = File::open(path).map_err(|error| error.to_string()).and_then(|module| {
+            match rustix::system::finit_module(&module, c"", 0) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+        if let Err(error) = loaded {
+            // What needed it says so more clearly.
+            log::warn(format_args!("module {path} not loaded: {error}"));
+        }
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn wait_for(device: &Path) -> Result<PathBuf, Error> {
+    until(|| device.exists().then(|| device.to_owned()), || device.display().to_string())
+}
+
+/// Opens the virtio-serial port of this name. Ports appear some time after their driver is loaded.
+fn open_port(name: &str) -> Result<Endpoint, Error> {
+    let device = until(|| find_port(name), || format!("the virtio-serial port {name:?}"))?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    match rustix::fs::open(&device, flags, Mode::empty()) {
+        Ok(port) => Ok(Endpoint::Port(port)),
+        Err(error) => Err(Error::Open { device, source: error.into() }),
+    }
+}
+
+fn find_port(name: &str) -> Option<PathBuf> {
+    let ports = fs::read_dir("/sys/class/virtio-ports").ok()?;
+    let mut named = ports.flatten().filter(|port| {
+        fs::read_to_string(port.path().join("name")).is_ok_and(|text| text.trim_end() == name)
+    });
+    let device = Path::new("/dev").join(named.next()?.file_name());
+    device.exists().then_some(device)
+}
+
+fn until<T>(mut found: impl FnMut() -> Option<T>, device: impl Fn() -> String) -> Result<T, Error> {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return Ok(found);
+        }
+        if started.elapsed() > APPEARS {
+            return Err(Error::NoDevice { device: device() });
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn uptime_milliseconds() -> u64 {
+    let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    uptime.tv_sec.unsigned_abs() * 1000 + uptime.tv_nsec.unsigned_abs() / 1_000_000
+}

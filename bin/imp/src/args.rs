@@ -1,0 +1,125 @@
+//! The command line as a whole; each command's own part stands with the command.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{
+    attach, completions, cp, doctor, exec, image, inspect, kill, logs, owner, port_forward, prune, ps, rm, run, stop,
+    top, version, wait,
+};
+use crate::context::Context;
+use crate::exit::{OWN_FAILURE, Outcome};
+
+/// Runs programs in microVMs made from OCI images: a kernel of its own for each, as easy as a container.
+#[derive(Debug, Parser)]
+#[command(name = "imp", version, disable_help_subcommand = true, max_term_width = 100)]
+#[command(after_help = "Settings are taken from flags, then IMP_* variables, then the settings file, then defaults.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags that every command takes.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Global {
+    /// Where images, kernels, records and disks are [default: /var/lib/imp for root, else $XDG_DATA_HOME/imp]
+    #[arg(long, global = true, env = "IMP_DATA_DIR", value_name = "DIR", hide_env_values = true)]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Where sockets and locks are [default: /run/imp for root, else $XDG_RUNTIME_DIR/imp]
+    #[arg(long, global = true, env = "IMP_RUNTIME_DIR", value_name = "DIR", hide_env_values = true)]
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// The settings file, TOML [default: /etc/imp/settings.toml for root, else $XDG_CONFIG_HOME/imp/settings.toml]
+    #[arg(long, global = true, env = "IMP_SETTINGS", value_name = "FILE", hide_env_values = true)]
+    pub(crate) settings: Option<PathBuf>,
+    /// The static binary that becomes /init of every guest [default: beside imp, or in ../libexec/imp]
+    #[arg(long, global = true, env = "IMP_GUEST_AGENT", value_name = "FILE", hide_env_values = true)]
+    pub(crate) guest_agent: Option<PathBuf>,
+    /// The QEMU program [default: qemu-system-x86_64 of PATH]
+    #[arg(long, global = true, env = "IMP_QEMU", value_name = "FILE", hide_env_values = true)]
+    pub(crate) qemu: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Box<run::Run>),
+    Exec(exec::Exec),
+    Ps(ps::Ps),
+    Logs(logs::Logs),
+    Attach(attach::Attach),
+    Cp(cp::Cp),
+    Stop(stop::Stop),
+    Kill(kill::Kill),
+    Rm(rm::Rm),
+    Wait(wait::Wait),
+    Inspect(inspect::Inspect),
+    Top(top::Top),
+    PortForward(port_forward::PortForward),
+    Image(image::Image),
+    Prune(prune::Prune),
+    Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+    Version(version::Version),
+    #[command(hide = true)]
+    Owner(owner::Owner),
+}
+
+impl Command {
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        match self {
+            Self::Run(command) => command.run(context),
+            Self::Exec(command) => command.run(context),
+            Self::Ps(command) => command.run(context),
+            Self::Logs(command) => command.run(context),
+            Self::Attach(command) => command.run(context),
+            Self::Cp(command) => command.run(context),
+            Self::Stop(command) => command.run(context),
+            Self::Kill(command) => command.run(context),
+            Self::Rm(command) => command.run(context),
+            Self::Wait(command) => command.run(context),
+            Self::Inspect(command) => command.run(context),
+            Self::Top(command) => command.run(context),
+            Self::PortForward(command) => command.run(context),
+            Self::Image(command) => command.run(context),
+            Self::Prune(command) => command.run(context),
+            Self::Doctor(command) => command.run(context),
+            Self::Completions(command) => command.run(),
+            Self::Version(command) => command.run(context),
+            Self::Owner(command) => command.run(context),
+        }
+    }
+
+    /// Exit status when the command itself fails.
+    pub(crate) fn own_failure(&self) -> u8 {
+        match self {
+            Self::Run(_) | Self::Exec(_) => OWN_FAILURE,
+            _ => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_and_command_has_a_help_text() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Arguments::command());
+    }
+}

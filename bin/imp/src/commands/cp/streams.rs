@@ -1,0 +1,144 @@
+//! Archives on their way between a VM and this machine: never more than a few pieces of them in memory.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use bytes::{Buf, Bytes};
+use imp_protocol::connection::Connection;
+use imp_protocol::guest::files_client::FilesClient;
+use imp_protocol::guest::{OpenArchive, ReadArchiveRequest, WriteArchiveInput, write_archive_input};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::Links;
+
+/// Largest piece that is sent at once.
+const CHUNK: usize = 256 << 10;
+/// Pieces on their way.
+const QUEUE: usize = 4;
+
+/// An archive that comes from a VM.
+pub(super) struct Chunks(mpsc::Receiver<Result<Bytes, Status>>);
+
+pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> anyhow::Result<Chunks> {
+    let request = ReadArchiveRequest {
+        path: Bytes::copy_from_slice(path.as_bytes()),
+        follow_link: links == Links::Followed,
+    };
+    let answer = FilesClient::new(connection).read_archive(request).await;
+    let mut stream = answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner();
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::spawn(async move {
+        loop {
+            let chunk = match stream.message().await {
+                Ok(Some(chunk)) => Ok(chunk.data),
+                Ok(None) => return,
+                Err(status) => Err(status),
+            };
+            let failed = chunk.is_err();
+            if sender.send(chunk).await.is_err() || failed {
+                return;
+            }
+        }
+    });
+    Ok(Chunks(receiver))
+}
+
+impl Chunks {
+    /// For a thread that may block.
+    pub(super) fn into_reader(self) -> impl Read {
+        Reader { chunks: self, current: Bytes::new() }
+    }
+}
+
+struct Reader {
+    chunks: Chunks,
+    current: Bytes,
+}
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() {
+            match self.chunks.0.blocking_recv() {
+                Some(Ok(chunk)) => self.current = chunk,
+                Some(Err(status)) => return Err(io::Error::other(status.message().to_owned())),
+                None => return Ok(0),
+            }
+        }
+        let length = buffer.len().min(self.current.len());
+        self.current.split_to(length).copy_to_slice(buffer.get_mut(..length).unwrap_or_default());
+        Ok(length)
+    }
+}
+
+/// What an archive for a VM is made of.
+pub(super) enum Packed {
+    /// Somebody else's archive.
+    Stdin,
+    /// What is in a directory.
+    Directory(PathBuf),
+    /// One file, or link, under a name.
+    Entry { source: PathBuf, name: OsString },
+}
+
+/// Sends an archive to a VM; returns when all of it is in its place.
+pub(super) async fn write(connection: Connection, open: OpenArchive, packed: Packed) -> anyhow::Result<()> {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let open = WriteArchiveInput { input: Some(write_archive_input::Input::Open(open)) };
+    sender.send(open).await.context("the archive cannot be sent")?;
+    let packing = tokio::task::spawn_blocking(move || pack(packed, sender));
+    // An archive that is torn here lacks its end, and the guest says so; what tore it is the better reason.
+    let written = FilesClient::new(connection).write_archive(ReceiverStream::new(receiver)).await;
+    packing.await??;
+    written.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+    Ok(())
+}
+
+fn pack(packed: Packed, sender: mpsc::Sender<WriteArchiveInput>) -> anyhow::Result<()> {
+    let mut output = io::BufWriter::with_capacity(CHUNK, Writer(sender));
+    match packed {
+        Packed::Stdin => {
+            io::copy(&mut io::stdin().lock(), &mut output).context("cannot read the archive")?;
+            output.flush().or_else(ended_by_guest)?;
+        }
+        Packed::Directory(directory) => {
+            let mut archive = tar::Builder::new(output);
+            archive.follow_symlinks(false);
+            let packed = archive.append_dir_all(".", &directory).and_then(|()| archive.into_inner()?.flush());
+            packed.or_else(ended_by_guest).with_context(|| format!("cannot pack {}", directory.display()))?;
+        }
+        Packed::Entry { source, name } => {
+            let mut archive = tar::Builder::new(output);
+            archive.follow_symlinks(false);
+            let packed =
+                archive.append_path_with_name(&source, &name).and_then(|()| archive.into_inner()?.flush());
+            packed.or_else(ended_by_guest).with_context(|| format!("cannot pack {}", source.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The guest says itself why it takes no more.
+fn ended_by_guest(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
+}
+
+struct Writer(mpsc::Sender<WriteArchiveInput>);
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let part = bytes.get(..bytes.len().min(CHUNK)).unwrap_or(bytes);
+        let input = write_archive_input::Input::Data(Bytes::copy_from_slice(part));
+        let input = WriteArchiveInput { input: Some(input) };
+        self.0.blocking_send(input).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

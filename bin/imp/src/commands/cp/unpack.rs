@@ -1,0 +1,420 @@
+//! Unpacks an archive from a guest, which may be hostile, below a directory of this machine.
+//!
+//! Every name is resolved by the kernel beneath the directory (openat2, RESOLVE_BENEATH): no `..`, no link, old or new,
+//! leads out of it, and one that would is an error.
+
+use std::cell::Cell;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod, futimens,
+    linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+use tar::{Archive, Entry, EntryType};
+
+use super::Owners;
+
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const NEW_FILE: OFlags =
+    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Bytes of headers, long names and extended records before one member: the library keeps them in memory.
+const MOST_RECORDS: u64 = 1 << 20;
+/// Directories whose mode and time are set at the end.
+const MOST_DIRECTORIES: usize = 1 << 18;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("cannot open {path}")]
+    Top { path: PathBuf, #[source] source: io::Error },
+    #[error("the archive from the VM is broken")]
+    Archive(#[source] io::Error),
+    #[error("the archive from the VM has a member {0:?}, which would leave the directory it goes to")]
+    Leaves(PathBuf),
+    #[error("cannot write {path}")]
+    Member { path: PathBuf, #[source] source: io::Error },
+    #[error("the archive from the VM should hold one file and holds {0:?}")]
+    NotOne(PathBuf),
+}
+
+/// What there was and was not unpacked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct LeftOut {
+    pub(super) devices: u64,
+}
+
+/// `rename`: the name that the archive's only member gets.
+pub(super) fn unpack(
+    reader: impl Read,
+    directory: &Path,
+    rename: Option<&OsStr>,
+    owners: Owners,
+) -> Result<LeftOut, Error> {
+    let top = openat(CWD, directory, DIRECTORY, Mode::empty())
+        .map_err(|error| Error::Top { path: directory.to_owned(), source: error.into() })?;
+    let allowance = Cell::new(MOST_RECORDS);
+    let mut unpacker = Unpacker { top, owners, directories: Vec::new(), left_out: LeftOut::default() };
+    let mut archive = Archive::new(Bounded { inner: reader, allowance: &allowance });
+    let mut members = 0_u64;
+    for entry in archive.entries().map_err(Error::Archive)? {
+        let mut entry = entry.map_err(Error::Archive)?;
+        allowance.set(u64::MAX);
+        let path = match rename {
+            None => beneath(&entry.path_bytes())?,
+            Some(_) if members > 0 || entry.header().entry_type().is_dir() => {
+                return Err(Error::NotOne(entry.path_bytes().into_owned().into_path()));
+            }
+            Some(name) => PathBuf::from(name),
+        };
+        members += 1;
+        unpacker.member(&mut entry, &path)?;
+        // What is left of the member is passed over here, where it may be long.
+        io::copy(&mut entry, &mut io::sink()).map_err(Error::Archive)?;
+        allowance.set(MOST_RECORDS);
+    }
+    unpacker.finish_directories()?;
+    Ok(unpacker.left_out)
+}
+
+trait IntoPath {
+    fn into_path(self) -> PathBuf;
+}
+
+impl IntoPath for Vec<u8> {
+    fn into_path(self) -> PathBuf {
+        OsString::from_vec(self).into()
+    }
+}
+
+/// The name of a member as a path that has only names in it; empty for the directory itself.
+fn beneath(name: &[u8]) -> Result<PathBuf, Error> {
+    let name = Path::new(OsStr::from_bytes(name));
+    let mut path = PathBuf::new();
+    for component in name.components() {
+        match component {
+            Component::Normal(part) => path.push(part),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => return Err(Error::Leaves(name.to_owned())),
+        }
+    }
+    Ok(path)
+}
+
+/// Fails where a hostile archive would make the library hold more than is allowed.
+struct Bounded<'a, R> {
+    inner: R,
+    allowance: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        let left = self.allowance.get();
+        if left != u64::MAX {
+            let left = left.checked_sub(read as u64).ok_or_else(|| io::Error::other("a name or record is too long"))?;
+            self.allowance.set(left);
+        }
+        Ok(read)
+    }
+}
+
+struct Unpacker {
+    top: OwnedFd,
+    owners: Owners,
+    /// Set at the end: a directory may be read-only, and what is made in it changes its time.
+    directories: Vec<(PathBuf, Attributes)>,
+    left_out: LeftOut,
+}
+
+#[derive(Clone, Copy)]
+struct Attributes {
+    mode: Mode,
+    modified: i64,
+    owner: Option<(Uid, Gid)>,
+}
+
+impl Unpacker {
+    fn member(&mut self, entry: &mut Entry<'_, impl Read>, path: &Path) -> Result<(), Error> {
+        let attributes = self.attributes(entry)?;
+        let failed = |error: Errno| match error {
+            Errno::XDEV | Errno::LOOP => Error::Leaves(path.to_owned()),
+            error => Error::Member { path: path.to_owned(), source: error.into() },
+        };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            // The directory itself: it is the user's, and stays as it is.
+            return Ok(());
+        };
+        let parent = self.directory(parent).map_err(failed)?;
+        match entry.header().entry_type() {
+            EntryType::Directory => {
+                self.make(&parent, name).map_err(failed)?;
+                if self.directories.len() < MOST_DIRECTORIES {
+                    self.directories.push((path.to_owned(), attributes));
+                }
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                clear(&parent, name).map_err(failed)?;
+                let file = openat(&parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+                let mut file = std::fs::File::from(file);
+                io::copy(entry, &mut file).map_err(|source| Error::Member { path: path.to_owned(), source })?;
+                set(&file, attributes).map_err(failed)?;
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().unwrap_or_default();
+                clear(&parent, name).map_err(failed)?;
+                symlinkat(OsStr::from_bytes(&target), &parent, name).map_err(failed)?;
+                own(&parent, name, attributes).map_err(failed)?;
+            }
+            EntryType::Link => {
+                let target = beneath(&entry.link_name_bytes().unwrap_or_default())?;
+                let (Some(from), Some(old)) = (target.parent(), target.file_name()) else {
+                    return Err(Error::Leaves(target));
+                };
+                let from = self.directory(from).map_err(failed)?;
+                clear(&parent, name).map_err(failed)?;
+                linkat(&from, old, &parent, name, AtFlags::empty()).map_err(failed)?;
+            }
+            EntryType::Fifo => {
+                clear(&parent, name).map_err(failed)?;
+                mknodat(&parent, name, FileType::Fifo, attributes.mode, 0).map_err(failed)?;
+                own(&parent, name, attributes).map_err(failed)?;
+            }
+            EntryType::Char | EntryType::Block => self.left_out.devices += 1,
+            // Records of the archive itself, and kinds that nobody has thought of yet.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn attributes(&self, entry: &Entry<'_, impl Read>) -> Result<Attributes, Error> {
+        let header = entry.header();
+        let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX - 1);
+        let owner = match self.owners {
+            Owners::TheCopiers => None,
+            Owners::Kept => Some((
+                Uid::from_raw(narrow(header.uid().map_err(Error::Archive)?)),
+                Gid::from_raw(narrow(header.gid().map_err(Error::Archive)?)),
+            )),
+        };
+        // A program that becomes somebody else is nobody's wish but an archivist's.
+        let mask = if owner.is_some() { 0o7777 } else { 0o1777 };
+        Ok(Attributes {
+            mode: Mode::from_raw_mode(header.mode().map_err(Error::Archive)? & mask),
+            modified: i64::try_from(header.mtime().map_err(Error::Archive)?).unwrap_or(i64::MAX),
+            owner,
+        })
+    }
+
+    /// Opens a directory of the archive, made if need be.
+    fn directory(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        match openat2(&self.top, path, DIRECTORY, Mode::empty(), BENEATH) {
+            Err(Errno::NOENT) => {}
+            opened => return opened,
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::NOENT) };
+        let parent = self.directory(parent)?;
+        self.make(&parent, name)?;
+        openat2(&self.top, path, DIRECTORY, Mode::empty(), BENEATH)
+    }
+
+    /// Makes a directory, or sees that there is one: also behind a link that stays beneath.
+    fn make(&self, parent: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+        match mkdirat(parent, name, Mode::RWXU) {
+            Err(Errno::EXIST) => match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => Ok(()),
+                _ => openat2(parent, name, DIRECTORY, Mode::empty(), BENEATH).map(drop),
+            },
+            made => made,
+        }
+    }
+
+    fn finish_directories(&mut self) -> Result<(), Error> {
+        for (path, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
+            let opened = openat2(&self.top, &path, DIRECTORY, Mode::empty(), BENEATH);
+            opened
+                .and_then(|directory| set(&directory, attributes))
+                .map_err(|error| Error::Member { path, source: error.into() })?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes room for a new name. A directory in the way stays, and is an error.
+fn clear(parent: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        cleared => cleared,
+    }
+}
+
+fn set(file: impl AsFd, attributes: Attributes) -> Result<(), Errno> {
+    if let Some((uid, gid)) = attributes.owner {
+        rustix::fs::fchown(&file, Some(uid), Some(gid))?;
+    }
+    fchmod(&file, attributes.mode)?;
+    let modified = Timespec { tv_sec: attributes.modified, tv_nsec: 0 };
+    futimens(&file, &Timestamps { last_access: modified, last_modification: modified })
+}
+
+fn own(parent: &OwnedFd, name: &OsStr, attributes: Attributes) -> Result<(), Errno> {
+    match attributes.owner {
+        None => Ok(()),
+        Some((uid, gid)) => chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    use tar::{Builder, Header};
+
+    use super::*;
+
+    struct Tree {
+        outside: tempfile::TempDir,
+    }
+
+    /// A directory to unpack in, with something beside it that must stay as it is.
+    impl Tree {
+        fn new() -> Self {
+            let outside = tempfile::tempdir().unwrap();
+            std::fs::create_dir(outside.path().join("inside")).unwrap();
+            std::fs::write(outside.path().join("secret"), "untouched").unwrap();
+            Self { outside }
+        }
+
+        fn inside(&self) -> PathBuf {
+            self.outside.path().join("inside")
+        }
+
+        fn unpack(&self, archive: Builder<Vec<u8>>) -> Result<LeftOut, Error> {
+            let bytes = archive.into_inner().unwrap();
+            let result = unpack(bytes.as_slice(), &self.inside(), None, Owners::TheCopiers);
+            assert_eq!(std::fs::read_to_string(self.outside.path().join("secret")).unwrap(), "untouched");
+            let mut beside: Vec<_> =
+                std::fs::read_dir(self.outside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            beside.sort();
+            assert_eq!(beside, ["inside", "secret"]);
+            result
+        }
+    }
+
+    fn add(archive: &mut Builder<Vec<u8>>, kind: EntryType, name: &str, link: &str, data: &[u8]) {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(data.len() as u64);
+        header.set_mode(if kind == EntryType::Directory { 0o555 } else { 0o4750 });
+        header.set_mtime(1_000_000);
+        // The library refuses names like these; a hostile guest does not.
+        header.as_gnu_mut().unwrap().name.get_mut(..name.len()).unwrap().copy_from_slice(name.as_bytes());
+        header.as_gnu_mut().unwrap().linkname.get_mut(..link.len()).unwrap().copy_from_slice(link.as_bytes());
+        header.set_cksum();
+        archive.append(&header, data).unwrap();
+    }
+
+    #[test]
+    fn a_tree_is_unpacked_with_modes_times_and_links() {
+        let tree = Tree::new();
+        let mut archive = Builder::new(Vec::new());
+        add(&mut archive, EntryType::Directory, "./", "", b"");
+        add(&mut archive, EntryType::Directory, "a/", "", b"");
+        add(&mut archive, EntryType::Regular, "a/file", "", b"content");
+        add(&mut archive, EntryType::Link, "a/hard", "a/file", b"");
+        add(&mut archive, EntryType::Symlink, "a/soft", "/etc/passwd", b"");
+        add(&mut archive, EntryType::Regular, "no/parents/there", "", b"x");
+        add(&mut archive, EntryType::Char, "a/device", "", b"");
+        assert_eq!(tree.unpack(archive).unwrap(), LeftOut { devices: 1 });
+        let a = tree.inside().join("a");
+        let file = std::fs::metadata(a.join("file")).unwrap();
+        assert_eq!((file.mode() & 0o7777, file.mtime(), file.nlink()), (0o750, 1_000_000, 2));
+        assert_eq!(std::fs::read(a.join("hard")).unwrap(), b"content");
+        assert_eq!(std::fs::read_link(a.join("soft")).unwrap(), Path::new("/etc/passwd"));
+        assert_eq!(std::fs::metadata(&a).unwrap().permissions().mode() & 0o777, 0o555);
+        assert!(tree.inside().join("no/parents/there").exists() && !a.join("device").exists());
+    }
+
+    #[test]
+    fn no_member_of_a_hostile_archive_leaves_the_directory() {
+        let escapes: [&[(EntryType, &str, &str)]; 7] = [
+            &[(EntryType::Regular, "../secret", "")],
+            &[(EntryType::Regular, "a/../../secret", "")],
+            &[(EntryType::Symlink, "a", ".."), (EntryType::Regular, "a/secret", "")],
+            &[(EntryType::Symlink, "a", ".."), (EntryType::Directory, "a/new/", "")],
+            &[(EntryType::Symlink, "a", "../secret"), (EntryType::Directory, "a/", "")],
+            &[(EntryType::Link, "a", "../secret")],
+            &[(EntryType::Symlink, "a", ".."), (EntryType::Link, "b", "a/secret")],
+        ];
+        for members in escapes {
+            let tree = Tree::new();
+            let mut archive = Builder::new(Vec::new());
+            for (kind, name, link) in members {
+                let data: &[u8] = if *kind == EntryType::Regular { b"overwritten" } else { b"" };
+                add(&mut archive, *kind, name, link, data);
+            }
+            assert!(tree.unpack(archive).is_err(), "{members:?}");
+        }
+    }
+
+    #[test]
+    fn an_absolute_name_lands_inside() {
+        let tree = Tree::new();
+        let mut archive = Builder::new(Vec::new());
+        add(&mut archive, EntryType::Regular, "/secret", "", b"x");
+        tree.unpack(archive).unwrap();
+        assert!(tree.inside().join("secret").exists());
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_a_link_replaces_the_link_and_not_its_target() {
+        let tree = Tree::new();
+        symlink("../secret", tree.inside().join("a")).unwrap();
+        let mut archive = Builder::new(Vec::new());
+        add(&mut archive, EntryType::Regular, "a", "", b"new");
+        tree.unpack(archive).unwrap();
+        assert!(std::fs::symlink_metadata(tree.inside().join("a")).unwrap().is_file());
+    }
+
+    #[test]
+    fn a_name_of_a_gigabyte_is_refused_before_it_is_in_memory() {
+        let tree = Tree::new();
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(1 << 30);
+        header.set_cksum();
+        let endless = io::Cursor::new(header.as_bytes().to_vec()).chain(io::repeat(b'a'));
+        let error = unpack(endless, &tree.inside(), None, Owners::TheCopiers).unwrap_err();
+        assert!(matches!(error, Error::Archive(_)), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_gets_a_name_must_be_the_only_member() {
+        let tree = Tree::new();
+        let mut archive = Builder::new(Vec::new());
+        add(&mut archive, EntryType::Regular, "whatever", "", b"1");
+        let one = archive.get_ref().clone();
+        add(&mut archive, EntryType::Regular, "more", "", b"2");
+        let two = archive.into_inner().unwrap();
+        let name = Some(OsStr::new("chosen"));
+        unpack(one.as_slice(), &tree.inside(), name, Owners::TheCopiers).unwrap();
+        assert_eq!(std::fs::read(tree.inside().join("chosen")).unwrap(), b"1");
+        let error = unpack(two.as_slice(), &tree.inside(), name, Owners::TheCopiers).unwrap_err();
+        assert!(matches!(error, Error::NotOne(_)), "{error}");
+    }
+
+    #[test]
+    fn a_torn_archive_is_an_error() {
+        let tree = Tree::new();
+        let mut archive = Builder::new(Vec::new());
+        add(&mut archive, EntryType::Regular, "a", "", &[7; 2000]);
+        let bytes = archive.into_inner().unwrap();
+        let torn = bytes.get(..1500).unwrap();
+        assert!(unpack(torn, &tree.inside(), None, Owners::TheCopiers).is_err());
+    }
+}

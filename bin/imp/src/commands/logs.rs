@@ -1,0 +1,106 @@
+//! `imp logs`
+
+use std::io::{Write, stderr, stdout};
+use std::time::SystemTime;
+
+use clap::Args;
+use imp_embedded::client::{Follow, LogEntry, LogQuery, LogSource, LogStream};
+
+use crate::context::Context;
+use crate::exit::Outcome;
+use crate::value::{self, show_time};
+
+/// Print what a VM's program has written
+///
+/// The last few MiB are kept. The program's stdout goes to stdout, its stderr to stderr.
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// Name, id, or the beginning of an id
+    vm: String,
+    /// Go on until the VM has stopped
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the last so many lines
+    #[arg(short = 'n', long, value_name = "LINES")]
+    tail: Option<u64>,
+    /// Only from this time on: 2025-01-31T12:00:00Z, or how long ago, as in 10m
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Put the time before each line
+    #[arg(short, long)]
+    timestamps: bool,
+    /// The last lines of the machine's console instead
+    #[arg(long, conflicts_with_all = ["follow", "since"])]
+    console: bool,
+}
+
+impl Logs {
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        let since = self.since.as_deref().map(|since| value::time(since, SystemTime::now())).transpose()?;
+        let query = LogQuery {
+            follow: if self.follow { Follow::UntilStopped } else { Follow::No },
+            tail: self.tail,
+            since,
+            source: if self.console { LogSource::Console } else { LogSource::Main },
+        };
+        context.block_on(async {
+            let mut logs = context.owner().await?.logs(&self.vm, query).await?;
+            let mut printer = Printer { stamps: self.timestamps, within_line: [false; 2] };
+            while let Some(entry) = logs.next().await? {
+                printer.print(&entry)?;
+            }
+            Ok(0)
+        })?
+    }
+}
+
+struct Printer {
+    stamps: bool,
+    /// Whether the last piece of stdout, and of stderr, ended within a line.
+    within_line: [bool; 2],
+}
+
+impl Printer {
+    fn print(&mut self, entry: &LogEntry) -> std::io::Result<()> {
+        let [out, err] = &mut self.within_line;
+        match entry.stream {
+            LogStream::Stdout | LogStream::Console => write(&mut stdout().lock(), entry, self.stamps, out),
+            LogStream::Stderr => write(&mut stderr().lock(), entry, self.stamps, err),
+        }
+    }
+}
+
+fn write(stream: &mut impl Write, entry: &LogEntry, stamps: bool, within_line: &mut bool) -> std::io::Result<()> {
+    if !stamps {
+        stream.write_all(&entry.data)?;
+        return stream.flush();
+    }
+    for line in entry.data.split_inclusive(|byte| *byte == b'\n') {
+        if !*within_line {
+            write!(stream, "{} ", show_time(entry.at))?;
+        }
+        stream.write_all(line)?;
+        *within_line = !line.ends_with(b"\n");
+    }
+    stream.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_gets_one_stamp_also_when_it_comes_in_pieces() {
+        let entry = |data: &'static str| LogEntry {
+            stream: LogStream::Stdout,
+            at: SystemTime::UNIX_EPOCH,
+            data: data.into(),
+        };
+        let (mut text, mut within_line) = (Vec::new(), false);
+        for piece in ["a", "b\nc\n", "d"] {
+            write(&mut text, &entry(piece), true, &mut within_line).unwrap();
+        }
+        let stamp = "1970-01-01T00:00:00.000Z";
+        assert_eq!(String::from_utf8(text).unwrap(), format!("{stamp} ab\n{stamp} c\n{stamp} d"));
+    }
+}

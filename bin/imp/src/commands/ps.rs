@@ -1,0 +1,129 @@
+//! `imp ps`
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use clap::Args;
+use imp_runtime::status::{Outcome as VmOutcome, State, VmStatus};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::exit::Outcome;
+use crate::output::{Listing, Row};
+use crate::value::{show_age, show_span, show_time};
+
+/// List VMs
+#[derive(Debug, Args)]
+#[command(visible_alias = "list")]
+pub(crate) struct Ps {
+    /// Those that have stopped too
+    #[arg(short, long)]
+    all: bool,
+    #[command(flatten)]
+    listing: Listing,
+}
+
+/// A VM as it is listed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Shown {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    image: String,
+    command: Vec<String>,
+    state: State,
+    /// Present once the VM has stopped.
+    exit_code: Option<u8>,
+    created: String,
+    started: Option<String>,
+    ended: Option<String>,
+    ports: Vec<String>,
+    labels: BTreeMap<String, String>,
+    #[serde(skip)]
+    status: String,
+    #[serde(skip)]
+    age: String,
+}
+
+impl Shown {
+    pub(crate) fn new(vm: &VmStatus, now: SystemTime) -> Self {
+        Self {
+            id: vm.id.to_string(),
+            name: vm.name.to_string(),
+            image: vm.image.clone(),
+            command: vm.command.clone(),
+            state: vm.state,
+            exit_code: vm.outcome.as_ref().map(VmOutcome::exit_code),
+            created: show_time(vm.created),
+            started: vm.started.map(show_time),
+            ended: vm.ended.map(show_time),
+            ports: vm.ports.iter().map(|port| format!("{}->{}/tcp", port.host, port.guest)).collect(),
+            labels: vm.labels.clone(),
+            status: status(vm, now),
+            age: show_age(vm.created, now),
+        }
+    }
+}
+
+/// "running for 3 minutes", "exited (1) 2 hours ago".
+fn status(vm: &VmStatus, now: SystemTime) -> String {
+    let since = |time: Option<SystemTime>| now.duration_since(time.unwrap_or(now)).unwrap_or_default();
+    match vm.state {
+        State::Created => "created".to_owned(),
+        State::Starting => "starting".to_owned(),
+        State::Running => format!("running for {}", show_span(since(vm.started))),
+        State::Stopping => "stopping".to_owned(),
+        State::Stopped => {
+            let how = match &vm.outcome {
+                Some(VmOutcome::Exited { code }) => format!("exited ({code})"),
+                Some(VmOutcome::Signalled { signal, .. }) => format!("ended by signal {signal}"),
+                Some(VmOutcome::NotStarted { code, .. }) => format!("not started ({code})"),
+                Some(VmOutcome::Killed) => "killed".to_owned(),
+                Some(VmOutcome::PoweredOff) => "powered off".to_owned(),
+                Some(VmOutcome::Failed { .. }) => "failed".to_owned(),
+                None => "stopped".to_owned(),
+            };
+            format!("{how} {} ago", show_span(since(vm.ended)))
+        }
+    }
+}
+
+impl Row for Shown {
+    const HEADINGS: &'static [&'static str] = &["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS", "PORTS"];
+
+    fn cells(&self) -> Vec<String> {
+        let command = self.command.join(" ");
+        let command = if command.chars().count() > 30 {
+            command.chars().take(29).chain(['…']).collect()
+        } else {
+            command
+        };
+        vec![
+            self.id.chars().take(12).collect(),
+            self.name.clone(),
+            self.image.clone(),
+            command,
+            self.age.clone(),
+            self.status.clone(),
+            self.ports.join(", "),
+        ]
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Ps {
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        let vms = context.block_on(async {
+            match context.owner_if_any().await? {
+                Some(owner) => anyhow::Ok(owner.list().await?),
+                None => Ok(Vec::new()),
+            }
+        })??;
+        let now = SystemTime::now();
+        let listed = vms.iter().filter(|vm| self.all || vm.state != State::Stopped);
+        self.listing.print(&listed.map(|vm| Shown::new(vm, now)).collect::<Vec<_>>())?;
+        Ok(0)
+    }
+}

@@ -1,0 +1,240 @@
+//! `imp run`: image, VM, program, exit status.
+
+mod env_file;
+pub(crate) mod flags;
+mod names;
+mod spec;
+#[cfg(test)]
+mod spec_tests;
+mod timings;
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use imp_embedded::Owner;
+use imp_embedded::client::{Attached, AttachedStdin, Attachment};
+use imp_protocol::process::Exit;
+use imp_runtime::spec::{BaseDisk, CopiedMount, Terminal, VmSpec};
+use imp_runtime::status::{Outcome as VmOutcome, State, VmStatus};
+use imp_storage::image::config::ImageConfig;
+
+pub(crate) use flags::Run;
+use timings::Timings;
+
+use crate::commands::image::source;
+use crate::context::Context;
+use crate::exit::{Failure, OWN_FAILURE, Outcome};
+use crate::output;
+use crate::progress::Detail;
+use crate::session::{self, End, Program, Signals, Stdin, Wiring};
+use crate::terminal;
+
+/// How long the owner may be away while another takes over, in the midst of a run.
+const OWNER_CHANGES: Duration = Duration::from_secs(30);
+
+impl Run {
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        self.checked_run(context).map_err(|error| Failure::of(OWN_FAILURE, error))
+    }
+
+    fn checked_run(self, context: &Context) -> anyhow::Result<u8> {
+        if self.tty && self.interactive && !terminal::is_terminal(std::io::stdin()) {
+            bail!("-t with -i needs a terminal, and the input is none; leave -t out to pipe something in");
+        }
+        let mut timings = Timings::start();
+        let prepared = self.prepare(context)?;
+        timings.stage("image");
+        context.block_on(self.run_vm(context, prepared, timings))?
+    }
+
+    /// The spec, and the holds on what it names until the VM itself holds it.
+    fn prepare(&self, context: &Context) -> anyhow::Result<Prepared> {
+        let image = self.image_and_command.first().and_then(|image| image.to_str());
+        let image = image.context("the image's name is not UTF-8")?;
+        let detail = if self.quiet { Detail::Quiet } else { Detail::Shown };
+        let store = context.store()?;
+        let taken = source::take(&store, image, self.pull.into(), detail)?;
+        let config: ImageConfig = store.inspect(&taken)?;
+        let display = crate::progress::Display::new(detail);
+        let base = store.base_disk(&taken, &[], &display)?;
+        let spec = self.spec(context, &config, BaseDisk {
+            image: image.to_owned(),
+            key: base.key.to_string(),
+            path: base.path.clone(),
+        })?;
+        Ok(Prepared { spec, _base: base })
+    }
+
+    fn spec(&self, context: &Context, config: &ImageConfig, base: BaseDisk) -> anyhow::Result<VmSpec> {
+        let env_files: Vec<Vec<_>> =
+            self.env_file.iter().map(|path| env_file::read(path)).collect::<Result<_, _>>()?;
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .context("the kernel has no random bytes")?;
+        let world = spec::World {
+            defaults: &context.settings.run,
+            base,
+            made_up_name: names::name(random),
+            env_files: env_files.concat(),
+            host_env: &|name| std::env::var_os(name),
+            mounts: self.mounts()?,
+            terminal: terminal::size().map(|size| Terminal {
+                rows: size.rows,
+                columns: size.columns,
+                term: size.term,
+            }),
+        };
+        let mut spec = spec::spec(self, config, world)?;
+        if let imp_runtime::spec::KernelChoice::File(path) = &mut spec.kernel {
+            *path = absolute(path, "the kernel")?;
+        }
+        Ok(spec)
+    }
+
+    fn mounts(&self) -> anyhow::Result<Vec<CopiedMount>> {
+        let written = self.volumes.iter().map(|volume| &volume.0).chain(self.mounts.iter().map(|mount| &mount.0));
+        written
+            .map(|mount| Ok(CopiedMount { source: absolute(&mount.source, "what is to be copied in,")?, ..mount.clone() }))
+            .collect()
+    }
+
+    async fn run_vm(&self, context: &Context, prepared: Prepared, mut timings: Timings) -> anyhow::Result<u8> {
+        let owner = context.owner().await?;
+        timings.stage("owner");
+        let vm = owner.create(&prepared.spec).await?;
+        timings.stage("created");
+        if self.detach {
+            owner.start(vm.id.as_str()).await?;
+            return self.leave_running(&owner, &vm).await;
+        }
+        // Attached before the start: nothing of the output is missed.
+        let attached = owner.attach(vm.id.as_str(), self.attachment(0)).await?;
+        owner.start(vm.id.as_str()).await?;
+        let code = self.foreground(context, owner, &vm, attached).await?;
+        if self.timings {
+            timings.stage("ended");
+            timings.print();
+        }
+        Ok(code)
+    }
+
+    /// Waits until the program runs: what cannot be started is this command's failure.
+    async fn leave_running(&self, owner: &Owner, vm: &VmStatus) -> anyhow::Result<u8> {
+        let status = owner.wait(vm.id.as_str(), State::Running).await?;
+        match &status.outcome {
+            Some(outcome @ (VmOutcome::Failed { .. } | VmOutcome::NotStarted { .. })) => {
+                explain(&status);
+                Ok(outcome.exit_code())
+            }
+            _ => {
+                output::print(&format!("{}\n", vm.id))?;
+                Ok(0)
+            }
+        }
+    }
+
+    fn attachment(&self, offset: u64) -> Attachment {
+        let stdin = if self.interactive { AttachedStdin::Once } else { AttachedStdin::None };
+        Attachment { stdin, from_offset: Some(offset) }
+    }
+
+    async fn foreground(
+        &self,
+        context: &Context,
+        mut owner: Owner,
+        vm: &VmStatus,
+        attached: Attached,
+    ) -> anyhow::Result<u8> {
+        let wiring = Wiring {
+            stdin: if self.interactive { Stdin::Sent } else { Stdin::None },
+            terminal: if self.tty { session::Terminal::Own } else { session::Terminal::None },
+            signals: if self.sig_proxy { Signals::PassedOn } else { Signals::Kept },
+            detach_keys: self.detach_keys.clone(),
+        };
+        let mut program = Program::Main(attached);
+        let mut offset = 0;
+        loop {
+            let end = match session::run(&mut program, &wiring, &mut offset).await {
+                Ok(end) => end,
+                // Input that was on its way may be lost with the owner; output is not: the guest keeps it.
+                Err(error) if is_lost(&error) && !self.interactive => {
+                    owner = tokio::time::timeout(OWNER_CHANGES, context.owner()).await.unwrap_or(Err(error))?;
+                    program = Program::Main(owner.attach(vm.id.as_str(), self.attachment(offset)).await?);
+                    continue;
+                }
+                Err(error) => return Err(error.context(format!("lost sight of {}; it may still run: see `imp ps`", vm.name))),
+            };
+            return self.conclude(&owner, vm, end).await;
+        }
+    }
+
+    async fn conclude(&self, owner: &Owner, vm: &VmStatus, end: End) -> anyhow::Result<u8> {
+        match end {
+            End::Exited(exit) => {
+                if let Exit::NotStarted { reason, .. } = &exit {
+                    output::complain(&format!("the program could not be started: {reason}"));
+                }
+                if let Exit::Signal { out_of_memory: true, .. } = exit {
+                    output::warn("the program was killed because the guest ran out of memory; give it more with -m");
+                }
+                Ok(exit.code())
+            }
+            End::Failed(status) => {
+                explain(&status);
+                Ok(OWN_FAILURE)
+            }
+            End::Detached => {
+                output::say(&format!("\ndetached; `imp attach {}` goes back", vm.name));
+                Ok(0)
+            }
+            End::Interrupted(signal) => {
+                owner.kill(vm.id.as_str(), "").await?;
+                Ok(signal.saturating_add(128))
+            }
+            End::Impatient(signal) => {
+                output::say(&format!("{} goes on; `imp kill {}` ends it", vm.name, vm.name));
+                Ok(signal.saturating_add(128))
+            }
+            End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
+        }
+    }
+}
+
+struct Prepared {
+    spec: VmSpec,
+    _base: imp_storage::store::BaseDisk,
+}
+
+fn absolute(path: &Path, what: &str) -> anyhow::Result<std::path::PathBuf> {
+    let absolute = std::fs::canonicalize(path).with_context(|| format!("{what} {}", path.display()))?;
+    if absolute.to_str().is_none() {
+        bail!("{what} {} has a name that is not UTF-8", path.display());
+    }
+    Ok(absolute)
+}
+
+fn is_lost(error: &anyhow::Error) -> bool {
+    use imp_embedded::client::Error;
+    use imp_protocol::process;
+    match error.downcast_ref::<Error>() {
+        Some(Error::Lost(_) | Error::Process(process::Error::CutShort)) => true,
+        Some(Error::Refused(_) | Error::Silent | Error::Answer(_) | Error::Process(_)) | None => false,
+    }
+}
+
+/// Says why a VM failed, with the console's last lines.
+pub(crate) fn explain(status: &VmStatus) {
+    match &status.outcome {
+        Some(VmOutcome::Failed { failure, console }) => {
+            output::complain(&format!("{}: {failure}", status.name));
+            for line in console {
+                output::say(&format!("  | {}", output::printable(line)));
+            }
+        }
+        Some(VmOutcome::NotStarted { why, .. }) => {
+            output::complain(&format!("{}: the program could not be started: {why}", status.name));
+        }
+        Some(VmOutcome::Exited { .. } | VmOutcome::Signalled { .. } | VmOutcome::Killed | VmOutcome::PoweredOff) | None => {}
+    }
+}

@@ -1,0 +1,339 @@
+//! The flags of `imp run`, and the form in which each is written.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use imp_runtime::spec::{Bytes, CopiedMount, DiskSize, Memory, MountAccess, PublishedPort};
+
+use crate::terminal::DetachKeys;
+use crate::value;
+
+/// Create a VM from an image and run a program in it
+///
+/// The program's exit status is passed on: 128 + n when a signal n ended it, 126 or 127 when it could not be
+/// started, 125 when Imp itself failed. Without -d the program's output and signals are connected to this command. If
+/// the command is killed the VM goes on; with -i the program's input is closed then.
+#[derive(Debug, Args)]
+#[command(override_usage = "imp run [FLAGS] IMAGE [--] [COMMAND] [ARGUMENT]...")]
+pub(crate) struct Run {
+    /// The image, then the program and its arguments in the place of the image's CMD
+    ///
+    /// IMAGE is a name in a registry, a digest of an image that is here, or an archive as in `oci:DIR`,
+    /// `oci-archive:FILE` or `docker-archive:FILE`. What follows it is taken literally: no shell.
+    #[arg(required = true, trailing_var_arg = true, value_name = "IMAGE [COMMAND]")]
+    pub(crate) image_and_command: Vec<std::ffi::OsString>,
+
+    /// Send this command's input to the program
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+    /// Give the program a terminal
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// Print the VM's id and leave it running
+    #[arg(short, long, conflicts_with_all = ["interactive", "timings"])]
+    pub(crate) detach: bool,
+    /// Remove the VM with its disk and logs when the program has ended
+    #[arg(long)]
+    pub(crate) rm: bool,
+    /// Name of the VM: 1 to 63 letters, digits, '_', '.' or '-' [default: made up]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Host name of the guest [default: the VM's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) hostname: Option<String>,
+    /// A label; may be repeated
+    #[arg(short, long = "label", value_name = "KEY=VALUE")]
+    pub(crate) labels: Vec<String>,
+
+    /// A variable of the program's environment; NAME alone takes its value from here. May be repeated
+    #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<std::ffi::OsString>,
+    /// A file with variables, one NAME=VALUE in a line. May be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) env_file: Vec<PathBuf>,
+    /// Who runs the program: a name or number of the guest, and a group [default: the image's, else root]
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub(crate) user: Option<String>,
+    /// Where the program runs; made when missing [default: the image's, else /]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) workdir: Option<String>,
+    /// The program in the place of the image's ENTRYPOINT and CMD; empty: only COMMAND
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) entrypoint: Option<String>,
+    /// Signal that asks the program to end [default: the image's, else SIGTERM]
+    #[arg(long, value_name = "SIGNAL")]
+    pub(crate) stop_signal: Option<String>,
+    /// Time between that signal and the end of the machine, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = value::duration)]
+    pub(crate) stop_timeout: Duration,
+
+    /// Copy a directory or file into the VM before the program starts; `ro` makes it read-only. May be repeated
+    ///
+    /// The VM gets a copy: what it changes stays in it. `imp cp` brings results out.
+    #[arg(short, long = "volume", value_name = "PATH:GUEST-PATH[:ro]")]
+    pub(crate) volumes: Vec<Volume>,
+    /// The same in words; may be repeated
+    #[arg(long = "mount", value_name = "type=copy,source=PATH,target=PATH[,readonly]")]
+    pub(crate) mounts: Vec<Mount>,
+    /// Lead a port of this machine to one of the guest; without HOST-PORT a free one is taken. May be repeated
+    ///
+    /// Without ADDRESS every IPv4 address of this machine is listened on, as docker does; write 127.0.0.1 to keep it here.
+    #[arg(short, long = "publish", value_name = "[[ADDRESS:]HOST-PORT:]GUEST-PORT")]
+    pub(crate) publish: Vec<Published>,
+    /// What the guest reaches: `user` what this machine reaches but not its loopback, `none` nothing [default: user]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub(crate) network: Option<Network>,
+
+    /// Processors of the guest; a part limits their time, as in 1.5 [default: 1]
+    #[arg(long, value_name = "NUMBER", value_parser = value::cpu_millis)]
+    pub(crate) cpus: Option<u32>,
+    /// Memory of the guest, with k, m or g [default: 256m]
+    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
+    pub(crate) memory: Option<Memory>,
+    /// Largest size of the VM's private disk, with m, g or t [default: 10g]
+    #[arg(long, value_name = "SIZE", value_parser = disk)]
+    pub(crate) disk: Option<DiskSize>,
+    /// Most processes of the program's tree; 0 or -1: no limit
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    pub(crate) pids_limit: Option<i64>,
+    /// Most open files of the program, as in nofile=1024
+    #[arg(long = "ulimit", value_name = "nofile=NUMBER")]
+    pub(crate) ulimits: Vec<Ulimit>,
+    /// Most bytes a second to and from the VM's disks, with k, m or g
+    #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
+    pub(crate) disk_bps: Option<u64>,
+    /// Most requests a second to and from the VM's disks
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) disk_iops: Option<u64>,
+    /// Kernel: a vmlinux file, or the digest of an installed bundle [default: the installed default]
+    #[arg(long, value_name = "FILE|DIGEST")]
+    pub(crate) kernel: Option<String>,
+
+    /// When the registry is asked for the image
+    #[arg(long, value_enum, default_value = "missing", value_name = "WHEN")]
+    pub(crate) pull: Pull,
+    /// No progress
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Print on stderr how long each stage took
+    #[arg(long)]
+    pub(crate) timings: bool,
+    /// Pass signals on to the program; `--sig-proxy=false` keeps them
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
+          default_missing_value = "true", require_equals = true)]
+    pub(crate) sig_proxy: bool,
+    /// Keys that leave the program running
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    pub(crate) detach_keys: DetachKeys,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Network {
+    /// What this machine reaches, but not its loopback
+    User,
+    /// Nothing but its own loopback
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pull {
+    /// Every time
+    Always,
+    /// If the image is not here
+    Missing,
+    /// Not at all
+    Never,
+}
+
+fn memory(text: &str) -> anyhow::Result<Memory> {
+    Ok(Memory::from_bytes(value::bytes(text)?)?)
+}
+
+fn disk(text: &str) -> anyhow::Result<DiskSize> {
+    Ok(DiskSize::from_bytes(value::bytes(text)?)?)
+}
+
+/// `-v`: what is copied where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Volume(pub(crate) CopiedMount);
+
+/// `--mount`: the same in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mount(pub(crate) CopiedMount);
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum Error {
+    #[error("write PATH:GUEST-PATH, or PATH:GUEST-PATH:ro for a read-only copy")]
+    Volume,
+    #[error("{0:?} looks like a named volume, and there are none: write a path with a '/', as in ./{0}")]
+    NamedVolume(String),
+    #[error("{0:?} is not an absolute path in the guest")]
+    Relative(String),
+    #[error("write type=copy,source=PATH,target=PATH and optionally readonly; {0:?} is none of these")]
+    Mount(String),
+    #[error("`source` and `target` must both be there")]
+    MountLacks,
+    #[error("write GUEST-PORT, HOST-PORT:GUEST-PORT or ADDRESS:HOST-PORT:GUEST-PORT, ports from 1 to 65535")]
+    Port,
+    #[error("only TCP ports can be published")]
+    Protocol,
+    #[error("write nofile=NUMBER; other limits are for the guest itself to set")]
+    Ulimit,
+}
+
+impl FromStr for Volume {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut parts = text.split(':');
+        let (Some(source), Some(target)) = (parts.next(), parts.next()) else { return Err(Error::Volume) };
+        let access = match parts.next() {
+            None | Some("rw") => MountAccess::ReadWrite,
+            Some("ro") => MountAccess::ReadOnly,
+            Some(_) => return Err(Error::Volume),
+        };
+        if parts.next().is_some() || source.is_empty() {
+            return Err(Error::Volume);
+        }
+        if !source.contains('/') && source != "." && source != ".." {
+            return Err(Error::NamedVolume(source.to_owned()));
+        }
+        mount(source, target, access).map(Self)
+    }
+}
+
+impl FromStr for Mount {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (mut source, mut target, mut access) = (None, None, MountAccess::ReadWrite);
+        for part in text.split(',') {
+            match part.split_once('=').unwrap_or((part, "")) {
+                ("type", "copy" | "bind") => {}
+                ("source" | "src", path) => source = Some(path),
+                ("target" | "destination" | "dst", path) => target = Some(path),
+                ("readonly" | "ro", "" | "true") => access = MountAccess::ReadOnly,
+                ("readonly" | "ro", "false") => access = MountAccess::ReadWrite,
+                _ => return Err(Error::Mount(part.to_owned())),
+            }
+        }
+        mount(source.ok_or(Error::MountLacks)?, target.ok_or(Error::MountLacks)?, access).map(Self)
+    }
+}
+
+fn mount(source: &str, target: &str, access: MountAccess) -> Result<CopiedMount, Error> {
+    if !Path::new(target).is_absolute() {
+        return Err(Error::Relative(target.to_owned()));
+    }
+    let relative = || Error::Relative(target.to_owned());
+    Ok(CopiedMount { source: source.into(), target: Bytes::new(target).map_err(|_| relative())?, access })
+}
+
+/// `-p`: a port of this machine and one of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Published(pub(crate) PublishedPort);
+
+impl FromStr for Published {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let text = match text.split_once('/') {
+            None => text,
+            Some((text, "tcp")) => text,
+            Some(_) => return Err(Error::Protocol),
+        };
+        let (rest, guest) = text.rsplit_once(':').unwrap_or(("", text));
+        let (address, host) = match rest.rsplit_once(':') {
+            Some((address, host)) => (Some(address), host),
+            None => (None, rest),
+        };
+        let address = match address {
+            None => Ipv4Addr::UNSPECIFIED.into(),
+            Some(address) => {
+                let bare = address.strip_prefix('[').and_then(|address| address.strip_suffix(']'));
+                bare.unwrap_or(address).parse::<IpAddr>().map_err(|_| Error::Port)?
+            }
+        };
+        let host = if host.is_empty() { 0 } else { host.parse::<u16>().map_err(|_| Error::Port)? };
+        let guest = guest.parse::<NonZeroU16>().map_err(|_| Error::Port)?;
+        Ok(Self(PublishedPort { host: SocketAddr::new(address, host), guest }))
+    }
+}
+
+/// `--ulimit nofile=…`; of a soft and a hard limit the hard one counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ulimit {
+    pub(crate) open_files: u32,
+}
+
+impl FromStr for Ulimit {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let limits = text.strip_prefix("nofile=").ok_or(Error::Ulimit)?;
+        let hard = limits.rsplit_once(':').map_or(limits, |(_, hard)| hard);
+        match hard.parse() {
+            Ok(open_files) if open_files > 0 => Ok(Self { open_files }),
+            _ => Err(Error::Ulimit),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(source: &str, target: &str, access: MountAccess) -> CopiedMount {
+        CopiedMount { source: source.into(), target: Bytes::new(target).unwrap(), access }
+    }
+
+    #[test]
+    fn volumes_are_written_as_for_docker() {
+        let volume = |text: &str| text.parse::<Volume>().map(|volume| volume.0);
+        assert_eq!(volume("./a:/b"), Ok(copied("./a", "/b", MountAccess::ReadWrite)));
+        assert_eq!(volume("/a:/b:ro"), Ok(copied("/a", "/b", MountAccess::ReadOnly)));
+        assert_eq!(volume(".:/b:rw"), Ok(copied(".", "/b", MountAccess::ReadWrite)));
+        assert_eq!(volume("data:/b"), Err(Error::NamedVolume("data".into())));
+        assert_eq!(volume("/a:b"), Err(Error::Relative("b".into())));
+        for bad in ["/a", "/a:/b:z", "/a:/b:ro:x", ":/b"] {
+            assert_eq!(volume(bad), Err(Error::Volume), "{bad}");
+        }
+    }
+
+    #[test]
+    fn mounts_are_written_as_for_docker() {
+        let mount = |text: &str| text.parse::<Mount>().map(|mount| mount.0);
+        assert_eq!(mount("type=bind,src=a,dst=/b"), Ok(copied("a", "/b", MountAccess::ReadWrite)));
+        assert_eq!(mount("source=/a,target=/b,readonly"), Ok(copied("/a", "/b", MountAccess::ReadOnly)));
+        assert_eq!(mount("type=tmpfs,target=/b"), Err(Error::Mount("type=tmpfs".into())));
+        assert_eq!(mount("target=/b"), Err(Error::MountLacks));
+    }
+
+    #[test]
+    fn ports_are_written_as_for_docker() {
+        let port = |text: &str| text.parse::<Published>().map(|port| (port.0.host.to_string(), port.0.guest.get()));
+        assert_eq!(port("80"), Ok(("0.0.0.0:0".into(), 80)));
+        assert_eq!(port("8080:80"), Ok(("0.0.0.0:8080".into(), 80)));
+        assert_eq!(port("127.0.0.1:8080:80/tcp"), Ok(("127.0.0.1:8080".into(), 80)));
+        assert_eq!(port("127.0.0.1::80"), Ok(("127.0.0.1:0".into(), 80)));
+        assert_eq!(port("[::1]:8080:80"), Ok(("[::1]:8080".into(), 80)));
+        assert_eq!(port("53:53/udp"), Err(Error::Protocol));
+        for bad in ["", "0", "70000", "a:80", "80:", "1.2.3:1:1", "1:0"] {
+            assert_eq!(port(bad), Err(Error::Port), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_hard_limit_of_open_files_counts() {
+        let open_files = |text: &str| text.parse::<Ulimit>().map(|limit| limit.open_files);
+        assert_eq!(open_files("nofile=1024"), Ok(1024));
+        assert_eq!(open_files("nofile=1024:2048"), Ok(2048));
+        for bad in ["nproc=1", "nofile=", "nofile=-1", "nofile=0"] {
+            assert_eq!(open_files(bad), Err(Error::Ulimit), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! From the flags of `imp run` and what an image says of itself to the VM that is asked for. No I/O: what depends on
+//! the machine is an argument.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use imp_runtime::spec::{
+    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits, MainProcess,
+    Memory, NetworkMode, NotASize, Stdin, Terminal, VmName, VmSpec, WhenStopped,
+};
+use imp_storage::image::config::ImageConfig;
+
+use super::flags::{Network, Run};
+use crate::settings::RunDefaults;
+use crate::value;
+
+/// Search path of programs in images that name none.
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const DEFAULT_CPU_MILLIS: u32 = 1000;
+const DEFAULT_MEMORY: u64 = 256 << 20;
+const DEFAULT_DISK: u64 = 10 << 30;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the image names no program: say which to run, as in `imp run {image} COMMAND`")]
+    NoProgram { image: String },
+    #[error("{0:?} is not an absolute path: write the working directory with a leading '/'")]
+    RelativeWorkdir(String),
+    #[error("{0:?} is not a label: write KEY=VALUE")]
+    Label(String),
+    #[error("in the settings file, run.{name} = {value:?}")]
+    Setting { name: &'static str, value: String, #[source] source: value::Error },
+    #[error("in the settings file, run.network = {0:?}: write user or none")]
+    NetworkSetting(String),
+    #[error(transparent)]
+    Size(#[from] NotASize),
+    #[error(transparent)]
+    Spec(#[from] imp_runtime::spec::Error),
+}
+
+/// What the decision needs besides flags and image.
+pub(crate) struct World<'a> {
+    pub(crate) defaults: &'a RunDefaults,
+    pub(crate) base: BaseDisk,
+    /// A name nobody has, for a VM that is given none.
+    pub(crate) made_up_name: String,
+    /// Variables from `--env-file`, in order.
+    pub(crate) env_files: Vec<OsString>,
+    /// Looks a variable up in this command's environment.
+    pub(crate) host_env: &'a dyn Fn(&OsStr) -> Option<OsString>,
+    /// With absolute sources.
+    pub(crate) mounts: Vec<CopiedMount>,
+    /// The window that the program's terminal starts with.
+    pub(crate) terminal: Option<Terminal>,
+}
+
+pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<VmSpec, Error> {
+    let name: VmName = run.name.clone().unwrap_or(world.made_up_name).parse()?;
+    let defaults = world.defaults;
+    let cpu_millis = match run.cpus {
+        Some(millis) => millis,
+        None => setting("cpus", &defaults.cpus, value::cpu_millis)?.unwrap_or(DEFAULT_CPU_MILLIS),
+    };
+    let memory = match run.memory {
+        Some(memory) => memory,
+        None => Memory::from_bytes(setting("memory", &defaults.memory, value::bytes)?.unwrap_or(DEFAULT_MEMORY))?,
+    };
+    let scratch = match run.disk {
+        Some(disk) => disk,
+        None => DiskSize::from_bytes(setting("disk", &defaults.disk, value::bytes)?.unwrap_or(DEFAULT_DISK))?,
+    };
+    let hostname = match &run.hostname {
+        Some(hostname) => hostname.parse()?,
+        None => hostname_of(&name)?,
+    };
+    let program = world.base.image.clone();
+    Ok(VmSpec {
+        main: MainProcess {
+            arguments: Arguments::new(arguments(run, image).ok_or(Error::NoProgram { image: program })?)?,
+            environment: environment(run, image, &hostname, &world.env_files, world.host_env)?,
+            user: run.user.clone().unwrap_or_else(|| image.user.clone()),
+            working_directory: Bytes::new(working_directory(run, image)?)?,
+            terminal: if run.tty { Some(world.terminal.unwrap_or_else(no_window)) } else { None },
+            stdin: if run.interactive { Stdin::Attached } else { Stdin::Null },
+            stop_signal: run.stop_signal.clone().unwrap_or_else(|| image.stop_signal.clone()),
+            open_files: run.ulimits.last().map(|limit| limit.open_files),
+        },
+        name,
+        base: world.base,
+        cpus: Cpus::new(cpu_millis.div_ceil(1000))?,
+        memory,
+        scratch,
+        hostname,
+        network: network(run, defaults)?,
+        ports: run.publish.iter().map(|port| port.0).collect(),
+        mounts: world.mounts,
+        labels: labels(run, image)?,
+        limits: Limits {
+            processes: run.pids_limit.and_then(|limit| u32::try_from(limit).ok()).filter(|limit| *limit > 0),
+            // Whole processors limit themselves.
+            cpu_millis: (!cpu_millis.is_multiple_of(1000)).then_some(cpu_millis),
+            disk_bytes_per_second: run.disk_bps.filter(|limit| *limit > 0),
+            disk_requests_per_second: run.disk_iops.filter(|limit| *limit > 0),
+        },
+        stop_grace: run.stop_timeout,
+        kernel: kernel(run.kernel.as_ref().or(defaults.kernel.as_ref())),
+        when_stopped: if run.rm { WhenStopped::Remove } else { WhenStopped::Keep },
+    })
+}
+
+fn setting<T>(
+    name: &'static str,
+    text: &Option<String>,
+    parse: fn(&str) -> Result<T, value::Error>,
+) -> Result<Option<T>, Error> {
+    let Some(text) = text else { return Ok(None) };
+    parse(text).map(Some).map_err(|source| Error::Setting { name, value: text.clone(), source })
+}
+
+/// As docker merges them: an entry point by flag drops the image's CMD with its ENTRYPOINT.
+fn arguments(run: &Run, image: &ImageConfig) -> Option<Vec<Vec<u8>>> {
+    let bytes = |words: &[String]| words.iter().map(|word| word.clone().into_bytes()).collect::<Vec<_>>();
+    let command: Vec<Vec<u8>> = command(run).iter().map(|word| word.as_bytes().to_vec()).collect();
+    let (mut arguments, rest) = match &run.entrypoint {
+        Some(program) if program.is_empty() => (Vec::new(), command),
+        Some(program) => (vec![program.clone().into_bytes()], command),
+        None if command.is_empty() => (bytes(&image.entrypoint), bytes(&image.cmd)),
+        None => (bytes(&image.entrypoint), command),
+    };
+    arguments.extend(rest);
+    (!arguments.is_empty()).then_some(arguments)
+}
+
+/// What follows the image, without the `--` that may stand between.
+fn command(run: &Run) -> &[OsString] {
+    match run.image_and_command.get(1..).unwrap_or_default() {
+        [dashes, command @ ..] if dashes == "--" => command,
+        command => command,
+    }
+}
+
+/// Later ones win: the image's, those of files, those of flags. A bare name takes the value from here or takes the
+/// variable away.
+fn environment(
+    run: &Run,
+    image: &ImageConfig,
+    hostname: &HostName,
+    files: &[OsString],
+    host: &dyn Fn(&OsStr) -> Option<OsString>,
+) -> Result<Environment, Error> {
+    let mut variables: Vec<Vec<u8>> =
+        vec![DEFAULT_PATH.into(), format!("HOSTNAME={hostname}").into_bytes()];
+    for variable in &image.env {
+        replace(&mut variables, variable.clone().into_bytes());
+    }
+    for variable in files.iter().chain(&run.env) {
+        if variable.as_bytes().contains(&b'=') {
+            replace(&mut variables, variable.as_bytes().to_vec());
+        } else if let Some(value) = host(variable) {
+            let mut whole = variable.as_bytes().to_vec();
+            whole.push(b'=');
+            whole.extend(value.into_vec());
+            replace(&mut variables, whole);
+        } else {
+            variables.retain(|known| name_of(known) != variable.as_bytes());
+        }
+    }
+    Ok(Environment::new(variables)?)
+}
+
+fn replace(variables: &mut Vec<Vec<u8>>, variable: Vec<u8>) {
+    match variables.iter_mut().find(|known| name_of(known) == name_of(&variable)) {
+        Some(known) => *known = variable,
+        None => variables.push(variable),
+    }
+}
+
+fn name_of(variable: &[u8]) -> &[u8] {
+    variable.split(|byte| *byte == b'=').next().unwrap_or_default()
+}
+
+fn working_directory(run: &Run, image: &ImageConfig) -> Result<String, Error> {
+    match &run.workdir {
+        None => Ok(image.working_dir.clone()),
+        Some(directory) if Path::new(directory).is_absolute() => Ok(directory.clone()),
+        Some(directory) => Err(Error::RelativeWorkdir(directory.clone())),
+    }
+}
+
+/// A terminal that nobody looks at.
+fn no_window() -> Terminal {
+    Terminal { rows: 24, columns: 80, term: String::new() }
+}
+
+fn network(run: &Run, defaults: &RunDefaults) -> Result<NetworkMode, Error> {
+    match (run.network, defaults.network.as_deref()) {
+        (Some(Network::User), _) | (None, None | Some("user")) => Ok(NetworkMode::User),
+        (Some(Network::None), _) | (None, Some("none")) => Ok(NetworkMode::None),
+        (None, Some(other)) => Err(Error::NetworkSetting(other.to_owned())),
+    }
+}
+
+fn labels(run: &Run, image: &ImageConfig) -> Result<BTreeMap<String, String>, Error> {
+    let mut labels = image.labels.clone();
+    for label in &run.labels {
+        let (key, value) = label.split_once('=').unwrap_or((label, ""));
+        if key.is_empty() {
+            return Err(Error::Label(label.clone()));
+        }
+        labels.insert(key.to_owned(), value.to_owned());
+    }
+    Ok(labels)
+}
+
+fn kernel(choice: Option<&String>) -> KernelChoice {
+    match choice {
+        None => KernelChoice::Default,
+        Some(text) if text.starts_with("sha256:") => KernelChoice::Bundle(text.clone()),
+        Some(text) => KernelChoice::File(text.into()),
+    }
+}
+
+/// Names of VMs may have letters that host names may not.
+fn hostname_of(name: &VmName) -> Result<HostName, imp_runtime::spec::Error> {
+    let allowed = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+    name.as_str().chars().map(allowed).collect::<String>().trim_matches('-').parse()
+}

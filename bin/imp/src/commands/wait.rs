@@ -1,0 +1,25 @@
+//! `imp wait`
+
+use clap::Args;
+use imp_runtime::status::{Outcome as VmOutcome, State};
+
+use crate::commands::each::each;
+use crate::context::Context;
+use crate::exit::Outcome;
+
+/// Wait until VMs have stopped, and print their exit statuses
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// Name, id, or the beginning of an id
+    #[arg(required = true, value_name = "VM")]
+    vms: Vec<String>,
+}
+
+impl Wait {
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        each(context, &self.vms, |owner, vm| async move {
+            let status = owner.wait(vm, State::Stopped).await?;
+            Ok(status.outcome.as_ref().map_or(0, VmOutcome::exit_code).to_string())
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! What every command works with: the settings, this program, and the way to images and VMs.
+
+use std::future::Future;
+
+use anyhow::Context as _;
+use imp_embedded::Owner;
+use imp_embedded::start::{self, Starter, build_of};
+use imp_storage::image::platform::Platform;
+use imp_storage::store::{Store, StoreOptions};
+
+use crate::args::Global;
+use crate::settings::{Settings, World};
+
+pub(crate) struct Context {
+    pub(crate) settings: Settings,
+    world: World,
+}
+
+impl Context {
+    pub(crate) fn new(flags: &Global) -> anyhow::Result<Self> {
+        let world = World::look().context("cannot find this program's own file")?;
+        let mut settings = Settings::read(flags, &world)?;
+        // The owner works from another directory.
+        let here = std::env::current_dir().unwrap_or_default();
+        settings.layout.data = here.join(&settings.layout.data);
+        settings.layout.runtime = here.join(&settings.layout.runtime);
+        settings.guest_agent = here.join(&settings.guest_agent);
+        Ok(Self { settings, world })
+    }
+
+    /// Runs a command that waits for others. One thread is enough: work that blocks has threads of its own.
+    pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
+        let result = runtime.block_on(work);
+        // A thread that still reads stdin is not waited for.
+        runtime.shutdown_background();
+        Ok(result)
+    }
+
+    pub(crate) fn store(&self) -> anyhow::Result<Store> {
+        let options = StoreOptions {
+            size_limit: self.settings.image_size_limit,
+            platform: Platform::host(),
+            registries: self.settings.registries.clone(),
+        };
+        Ok(Store::open(self.settings.layout.images(), options)?)
+    }
+
+    /// The owner, started if there is none.
+    pub(crate) async fn owner(&self) -> anyhow::Result<Owner> {
+        Ok(self.starter()?.owner().await?)
+    }
+
+    /// The owner if VMs may exist: none has been started since the machine came up when there is no record either.
+    pub(crate) async fn owner_if_any(&self) -> anyhow::Result<Option<Owner>> {
+        if start::find(&self.settings.layout).await?.is_none() && !self.settings.layout.data.join("vms").exists() {
+            return Ok(None);
+        }
+        self.owner().await.map(Some)
+    }
+
+    pub(crate) fn build(&self) -> anyhow::Result<String> {
+        Ok(build_of(&self.world.program)?)
+    }
+
+    fn starter(&self) -> anyhow::Result<Starter> {
+        let settings = &self.settings;
+        let mut arguments = vec!["owner".into(), "serve".into()];
+        let paths = [
+            ("--data-dir", Some(&settings.layout.data)),
+            ("--runtime-dir", Some(&settings.layout.runtime)),
+            ("--guest-agent", Some(&settings.guest_agent)),
+            ("--qemu", settings.qemu.as_ref()),
+        ];
+        for (flag, path) in paths {
+            if let Some(path) = path {
+                arguments.push(flag.into());
+                arguments.push(path.into());
+            }
+        }
+        arguments.push("--idle-seconds".into());
+        arguments.push(settings.owner_idle.as_secs().to_string().into());
+        Ok(Starter { layout: settings.layout.clone(), program: self.world.program.clone(), arguments, build: self.build()? })
+    }
+}

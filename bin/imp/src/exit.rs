@@ -1,0 +1,64 @@
+//! What a command's end means to the shell that called it.
+
+use std::io;
+use std::process::ExitCode;
+
+/// Exit status of a command that failed by itself, where that must be told from the program it runs.
+pub(crate) const OWN_FAILURE: u8 = 125;
+/// Exit status of a process that wrote to a pipe which nobody reads.
+const BROKEN_PIPE: u8 = 141;
+/// Exit status of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+/// A command that failed, and the exit status that says so.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) error: anyhow::Error,
+}
+
+impl Failure {
+    pub(crate) fn of(code: u8, error: impl Into<anyhow::Error>) -> Self {
+        Self { code, error: error.into() }
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::of(1, error)
+    }
+}
+
+/// Exit status of a command, or why it has none of its own.
+pub(crate) type Outcome = Result<u8, Failure>;
+
+/// Says on stderr what went wrong, if something did.
+pub(crate) fn report(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(code) => code.into(),
+        Err(failure) if is_broken_pipe(&failure.error) => BROKEN_PIPE.into(),
+        Err(failure) => {
+            crate::output::complain(&format!("{:#}", failure.error));
+            failure.code.into()
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    };
+    error.chain().any(broken)
+}
+
+/// Prints what clap has to say: help and version are no failures.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    // Nobody to tell if even that fails.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    // As docker does it: a usage error of `run` is not to be taken for the program's own status.
+    let run = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "exec");
+    if run { OWN_FAILURE.into() } else { USAGE.into() }
+}

@@ -1,0 +1,181 @@
+//! Values as people write them: sizes, durations, processors, times.
+
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum Error {
+    #[error("write a number of bytes, or one with k, m, g or t behind it, as in 512m")]
+    Bytes,
+    #[error("write seconds, or a number with ms, s, m or h behind it, as in 90s")]
+    Duration,
+    #[error("write a time like 2025-01-31T12:00:00Z, or how long ago, as in 10m")]
+    Time,
+    #[error("write a number of processors from 0.01 to 255, as in 1.5")]
+    Cpus,
+}
+
+/// Bytes in powers of 1024: "512m", "1.5g", "2GiB".
+pub(crate) fn bytes(text: &str) -> Result<u64, Error> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (number, unit) = split(&lower);
+    let shift = match unit {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(Error::Bytes),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let scale = 1_u128 << shift;
+    // Fractions in thousandths: nobody means a byte by them.
+    let thousandths = match fraction {
+        "" => 0,
+        digits if digits.len() <= 3 => digits.parse::<u128>().map_err(|_| Error::Bytes)? * 10_u128.pow(3 - digits.len() as u32),
+        _ => return Err(Error::Bytes),
+    };
+    let whole: u128 = u128::from(whole.parse::<u64>().map_err(|_| Error::Bytes)?);
+    u64::try_from(whole * scale + thousandths * scale / 1000).map_err(|_| Error::Bytes)
+}
+
+/// Seconds when no unit is written.
+pub(crate) fn duration(text: &str) -> Result<Duration, Error> {
+    let (number, unit) = split(text.trim());
+    let number: f64 = number.parse().map_err(|_| Error::Duration)?;
+    let seconds = match unit {
+        "ms" => number / 1000.0,
+        "" | "s" => number,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return Err(Error::Duration),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| Error::Duration)
+}
+
+/// An instant, or how long before `now` it was.
+pub(crate) fn time(text: &str, now: SystemTime) -> Result<SystemTime, Error> {
+    if let Ok(timestamp) = text.parse::<Timestamp>() {
+        return Ok(timestamp.into());
+    }
+    let ago = duration(text).map_err(|_| Error::Time)?;
+    now.checked_sub(ago).ok_or(Error::Time)
+}
+
+/// Thousandths of a processor.
+pub(crate) fn cpu_millis(text: &str) -> Result<u32, Error> {
+    let number: f64 = text.trim().parse().map_err(|_| Error::Cpus)?;
+    if !(0.01..=255.0).contains(&number) {
+        return Err(Error::Cpus);
+    }
+    Ok((number * 1000.0).round() as u32)
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    text.split_at(end)
+}
+
+/// "1.5 GiB": three digits at the most, in powers of 1024.
+pub(crate) fn show_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64;
+    let mut shown = "B";
+    for unit in UNITS {
+        value /= 1024.0;
+        shown = unit;
+        if value < 1000.0 {
+            break;
+        }
+    }
+    if value < 10.0 { format!("{value:.1} {shown}") } else { format!("{value:.0} {shown}") }
+}
+
+/// "12 seconds", "3 minutes", "2 days": the largest unit that fits.
+pub(crate) fn show_span(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let (count, unit) = match seconds {
+        0..60 => (seconds, "second"),
+        60..3600 => (seconds / 60, "minute"),
+        3600..86_400 => (seconds / 3600, "hour"),
+        _ => (seconds / 86_400, "day"),
+    };
+    if count == 1 { format!("1 {unit}") } else { format!("{count} {unit}s") }
+}
+
+/// RFC 3339 in UTC, to the millisecond.
+pub(crate) fn show_time(time: SystemTime) -> String {
+    Timestamp::try_from(time)
+        .ok()
+        .and_then(|time| time.round(jiff::Unit::Millisecond).ok())
+        .map_or_else(|| "unknown".to_owned(), |time| format!("{time:.3}"))
+}
+
+/// How long ago `time` was, in words.
+pub(crate) fn show_age(time: SystemTime, now: SystemTime) -> String {
+    format!("{} ago", show_span(now.duration_since(time).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, expected) in [
+            ("0", 0),
+            ("17", 17),
+            ("17b", 17),
+            ("1k", 1024),
+            ("512m", 512 << 20),
+            ("512MiB", 512 << 20),
+            ("1.5G", 3 << 29),
+            ("0.25t", 1 << 38),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for bad in ["", "m", "-1", "1x", "1.2345g", "1.g.", "99999999999t", "1 2"] {
+            assert_eq!(bytes(bad), Err(Error::Bytes), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_and_times_are_read_as_people_write_them() {
+        assert_eq!(duration("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "s", "-1", "1d", "1e400"] {
+            assert_eq!(duration(bad), Err(Error::Duration), "{bad}");
+        }
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        assert_eq!(time("10m", now), Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(400)));
+        assert_eq!(time("1970-01-01T00:00:07Z", now), Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(7)));
+        assert_eq!(time("yesterday", now), Err(Error::Time));
+    }
+
+    #[test]
+    fn processors_may_be_parts() {
+        assert_eq!(cpu_millis("1.5"), Ok(1500));
+        assert_eq!(cpu_millis("2"), Ok(2000));
+        for bad in ["0", "-1", "256", "x", "nan", "inf"] {
+            assert_eq!(cpu_millis(bad), Err(Error::Cpus), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_short() {
+        assert_eq!(show_bytes(17), "17 B");
+        assert_eq!(show_bytes(1536), "1.5 KiB");
+        assert_eq!(show_bytes(1023 << 20), "1.0 GiB");
+        assert_eq!(show_bytes(300 << 20), "300 MiB");
+        assert_eq!(show_span(Duration::from_secs(1)), "1 second");
+        assert_eq!(show_span(Duration::from_secs(7200)), "2 hours");
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        assert_eq!(show_time(time), "1970-01-01T00:00:01.500Z");
+    }
+}

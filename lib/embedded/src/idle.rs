@@ -1,0 +1,42 @@
+//! When an owner that nobody needs ends.
+
+use std::future::Future;
+use std::time::Duration;
+
+use imp_runtime::Runtime;
+use imp_runtime::status::{State, VmStatus};
+use tokio::sync::watch;
+
+/// Returns once there has been neither a client nor a VM that needs its owner for the whole of `after`.
+pub(crate) async fn idle(runtime: &Runtime, mut clients: watch::Receiver<usize>, after: Duration) {
+    loop {
+        if clients.wait_for(|clients| *clients == 0).await.is_err() {
+            return;
+        }
+        let mut events = runtime.subscribe();
+        if runtime.list().iter().any(|vm| needs_owner(vm)) {
+            // Whatever changed, look again; so too when events were missed.
+            first(clients.changed(), events.recv()).await;
+            continue;
+        }
+        let quiet = tokio::time::timeout(after, first(clients.changed(), events.recv())).await;
+        if quiet.is_err() {
+            return;
+        }
+    }
+}
+
+async fn first(one: impl Future, other: impl Future) {
+    tokio::select! {
+        _ = one => {}
+        _ = other => {}
+    }
+}
+
+/// A VM that is only on record waits for a user, not for its owner.
+fn needs_owner(vm: &VmStatus) -> bool {
+    match vm.state {
+        State::Starting | State::Running | State::Stopping => true,
+        State::Created | State::Stopped => false,
+    }
+}

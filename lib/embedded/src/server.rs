@@ -1,0 +1,296 @@
+//! The service of `runtime.proto` over the engine.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::future::join_all;
+use imp_protocol::guest::machine_client::MachineClient;
+use imp_protocol::guest::processes_client::ProcessesClient;
+use imp_protocol::guest::{SignalRequest, VitalsRequest, VitalsResponse, signal_request};
+use imp_protocol::runtime as wire;
+use imp_protocol::runtime::runtime_server::Runtime as Service;
+use imp_runtime::status::{State, VmStatus};
+use imp_runtime::{LogEnd, LogQuery, Runtime, Verdict, VmId};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::attach;
+use crate::candidates::{self, Named};
+use crate::client::Identity;
+use crate::wire as convert;
+
+/// How long a client may take to say what it wants to attach to.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a guest may take to answer when it is only asked how it is.
+const VITALS_PATIENCE: Duration = Duration::from_secs(2);
+/// Messages on their way to a client.
+const QUEUE: usize = 8;
+/// Longest message of a refusal: it travels in a header.
+const LONGEST_REFUSAL: usize = 2048;
+
+#[derive(Clone)]
+pub(crate) struct Server {
+    pub(crate) runtime: Runtime,
+    pub(crate) identity: Identity,
+    /// Becomes true when the owner is to end.
+    pub(crate) ending: Arc<watch::Sender<bool>>,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Service for Server {
+    type AttachStream = Answers<wire::AttachOutput>;
+    type LogsStream = Answers<wire::LogEntry>;
+
+    async fn version(&self, _: Request<wire::VersionRequest>) -> Result<Response<wire::VersionResponse>, Status> {
+        let Identity { version, build, pid } = self.identity.clone();
+        Ok(Response::new(wire::VersionResponse { version, build, pid }))
+    }
+
+    async fn hand_over(&self, _: Request<wire::HandOverRequest>) -> Result<Response<wire::HandOverResponse>, Status> {
+        tracing::info!("handing over");
+        self.ending.send_replace(true);
+        Ok(Response::new(wire::HandOverResponse {}))
+    }
+
+    async fn create(&self, request: Request<wire::CreateRequest>) -> Result<Response<wire::CreateResponse>, Status> {
+        let spec = request.into_inner().spec.ok_or_else(|| Status::invalid_argument("no spec"))?;
+        let spec = convert::spec_from_wire(spec).map_err(|error| Status::invalid_argument(chain(&error)))?;
+        let id = self.runtime.create(spec).await.map_err(|error| refusal(&error))?;
+        tracing::info!(vm = %id, "created");
+        Ok(Response::new(wire::CreateResponse { vm: Some(self.status(&id)?) }))
+    }
+
+    async fn start(&self, request: Request<wire::StartRequest>) -> Result<Response<wire::StartResponse>, Status> {
+        let id = self.resolve(&request.into_inner().vm)?;
+        self.runtime.start(&id).await.map_err(|error| refusal(&error))?;
+        Ok(Response::new(wire::StartResponse {}))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<wire::AttachInput>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut inputs = request.into_inner();
+        let first = tokio::time::timeout(PATIENCE, inputs.message())
+            .await
+            .map_err(|_| Status::deadline_exceeded("nothing was said about what to attach to"))??;
+        let Some(wire::AttachInput { message: Some(wire::attach_input::Message::Open(open)) }) = first else {
+            return Err(Status::invalid_argument("the first input must say what to attach to"));
+        };
+        let id = self.resolve(&open.vm)?;
+        let answers = attach::attach(self.runtime.clone(), id, open, inputs)?;
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn list(&self, _: Request<wire::ListRequest>) -> Result<Response<wire::ListResponse>, Status> {
+        let vms = self.runtime.list();
+        let vms = vms.iter().map(|vm| encode(vm)).collect::<Result<_, _>>()?;
+        Ok(Response::new(wire::ListResponse { vms }))
+    }
+
+    async fn inspect(&self, request: Request<wire::InspectRequest>) -> Result<Response<wire::InspectResponse>, Status> {
+        let id = self.resolve(&request.into_inner().vm)?;
+        Ok(Response::new(wire::InspectResponse { vm: Some(self.status(&id)?) }))
+    }
+
+    async fn wait(&self, request: Request<wire::WaitRequest>) -> Result<Response<wire::WaitResponse>, Status> {
+        let request = request.into_inner();
+        let id = self.resolve(&request.vm)?;
+        let state = request.state();
+        let mut watch = self.runtime.watch(&id).map_err(|error| refusal(&error))?;
+        // An error: the VM has been removed, and its last status stays.
+        let _ = watch.wait_for(|vm| convert::state_to_wire(vm.state) >= state).await;
+        let vm = watch.borrow().clone();
+        Ok(Response::new(wire::WaitResponse { vm: Some(encode(&vm)?) }))
+    }
+
+    async fn stop(&self, request: Request<wire::StopRequest>) -> Result<Response<wire::StopResponse>, Status> {
+        let request = request.into_inner();
+        let id = self.resolve(&request.vm)?;
+        let grace = request.grace_milliseconds.map(Duration::from_millis);
+        let vm = self.runtime.stop(&id, grace).await.map_err(|error| refusal(&error))?;
+        Ok(Response::new(wire::StopResponse { vm: Some(encode(&vm)?) }))
+    }
+
+    async fn kill(&self, request: Request<wire::KillRequest>) -> Result<Response<wire::KillResponse>, Status> {
+        let request = request.into_inner();
+        let id = self.resolve(&request.vm)?;
+        if matches!(request.signal.trim_start_matches("SIG"), "" | "KILL" | "9") {
+            self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
+        } else {
+            let hold = self.runtime.connection(&id).await.map_err(|error| refusal(&error))?;
+            let target = Some(signal_request::Target::Id("main".to_owned()));
+            let signal = SignalRequest { target, signal: request.signal, whole_tree: false };
+            ProcessesClient::new(hold.connection()).signal(signal).await?;
+        }
+        Ok(Response::new(wire::KillResponse {}))
+    }
+
+    async fn remove(&self, request: Request<wire::RemoveRequest>) -> Result<Response<wire::RemoveResponse>, Status> {
+        let request = request.into_inner();
+        let id = self.resolve(&request.vm)?;
+        let vm = self.runtime.get(&id).map_err(|error| refusal(&error))?;
+        if request.force && matches!(vm.state, State::Starting | State::Running | State::Stopping) {
+            self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
+        }
+        match self.runtime.remove(&id).await {
+            // A VM that removes itself when it has stopped may be gone by now.
+            Err(_) if request.force && self.runtime.get(&id).is_err() => {}
+            result => result.map_err(|error| refusal(&error))?,
+        }
+        Ok(Response::new(wire::RemoveResponse { id: id.to_string() }))
+    }
+
+    async fn logs(&self, request: Request<wire::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
+        let request = request.into_inner();
+        let id = self.resolve(&request.vm)?;
+        if request.console {
+            let lines = self.runtime.console(&id).await.map_err(|error| refusal(&error))?;
+            let entries = lines.into_iter().map(|line| Ok(console_entry(&line)));
+            return Ok(Response::new(Box::pin(tokio_stream::iter(entries.collect::<Vec<_>>()))));
+        }
+        let query = LogQuery {
+            tail: request.tail.map(|tail| usize::try_from(tail).unwrap_or(usize::MAX)),
+            since: (request.since_unix_nanoseconds != 0).then(|| convert::time(request.since_unix_nanoseconds)),
+            end: if request.follow { LogEnd::Follow } else { LogEnd::Now },
+        };
+        let mut log = self.runtime.logs(&id, query).await.map_err(|error| refusal(&error))?;
+        let (entries, stream) = mpsc::channel(QUEUE);
+        tokio::spawn(async move {
+            loop {
+                let entry = tokio::select! {
+                    () = entries.closed() => return,
+                    entry = log.next() => entry,
+                };
+                let entry = match entry {
+                    Ok(Some(entry)) => Ok(convert::entry_to_wire(entry)),
+                    Ok(None) => return,
+                    Err(error) => Err(Status::internal(chain(&error))),
+                };
+                if entries.send(entry).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+
+    async fn usage(&self, request: Request<wire::UsageRequest>) -> Result<Response<wire::UsageResponse>, Status> {
+        let named = request.into_inner().vms;
+        let vms: Vec<Arc<VmStatus>> = if named.is_empty() {
+            self.runtime.list().into_iter().filter(|vm| vm.state == State::Running).collect()
+        } else {
+            let get = |name: &String| {
+                let id = self.resolve(name)?;
+                self.runtime.get(&id).map_err(|error| refusal(&error))
+            };
+            named.iter().map(get).collect::<Result<_, _>>()?
+        };
+        let usages = join_all(vms.iter().map(|vm| self.usage_of(vm))).await;
+        Ok(Response::new(wire::UsageResponse { usages: usages.into_iter().flatten().collect() }))
+    }
+
+    async fn doctor(&self, _: Request<wire::DoctorRequest>) -> Result<Response<wire::DoctorResponse>, Status> {
+        let checks = self.runtime.doctor().await.into_iter().map(|check| {
+            let (verdict, repair) = match check.verdict {
+                Verdict::Good => (wire::check::Verdict::Good, None),
+                Verdict::Degraded { repair } => (wire::check::Verdict::Degraded, repair),
+                Verdict::Bad { repair } => (wire::check::Verdict::Bad, Some(repair)),
+            };
+            wire::Check {
+                name: check.name.to_owned(),
+                verdict: verdict.into(),
+                found: check.found,
+                repair: repair.unwrap_or_default(),
+            }
+        });
+        Ok(Response::new(wire::DoctorResponse { checks: checks.collect() }))
+    }
+}
+
+impl Server {
+    fn resolve(&self, vm: &str) -> Result<VmId, Status> {
+        resolve(&self.runtime, vm)
+    }
+
+    fn status(&self, id: &VmId) -> Result<wire::Status, Status> {
+        encode(&*self.runtime.get(id).map_err(|error| refusal(&error))?)
+    }
+
+    /// None: the VM has ended meanwhile.
+    async fn usage_of(&self, vm: &VmStatus) -> Option<wire::Usage> {
+        let host = self.runtime.usage(&vm.id).await.ok()?;
+        Some(wire::Usage {
+            id: vm.id.to_string(),
+            name: vm.name.to_string(),
+            guest: tokio::time::timeout(VITALS_PATIENCE, self.vitals(&vm.id)).await.ok().flatten(),
+            host_cpu_nanoseconds: host.cpu_nanoseconds,
+            host_resident_bytes: host.resident_bytes,
+            host_private_bytes: host.private_bytes,
+            scratch_bytes: host.scratch_bytes,
+            memory_bytes: vm.memory.bytes(),
+        })
+    }
+
+    async fn vitals(&self, id: &VmId) -> Option<VitalsResponse> {
+        let hold = self.runtime.connection(id).await.ok()?;
+        let vitals = MachineClient::new(hold.connection()).vitals(VitalsRequest {}).await.ok()?;
+        Some(vitals.into_inner())
+    }
+}
+
+/// The VM that a user means, or whom they may have meant.
+pub(crate) fn resolve(runtime: &Runtime, vm: &str) -> Result<VmId, Status> {
+    let named = || -> Vec<Named> {
+        let vms = runtime.list();
+        vms.iter().map(|vm| Named { id: vm.id.to_string(), name: vm.name.to_string() }).collect()
+    };
+    runtime.resolve(vm).map_err(|error| match error {
+        imp_runtime::Error::NoSuchVm { .. } => Status::not_found(candidates::unknown(vm, &named())),
+        imp_runtime::Error::Ambiguous { .. } => Status::not_found(candidates::ambiguous(vm, &named())),
+        error => refusal(&error),
+    })
+}
+
+fn encode(vm: &VmStatus) -> Result<wire::Status, Status> {
+    convert::status_to_wire(vm).map_err(|error| Status::internal(chain(&error)))
+}
+
+fn console_entry(line: &str) -> wire::LogEntry {
+    let data = format!("{line}\n").into_bytes().into();
+    wire::LogEntry { stream: wire::log_entry::Stream::Console.into(), unix_nanoseconds: 0, data }
+}
+
+/// What a client is told of an error of the engine.
+pub(crate) fn refusal(error: &imp_runtime::Error) -> Status {
+    let message = chain(error);
+    match error {
+        imp_runtime::Error::NoSuchVm { .. } => Status::not_found(message),
+        imp_runtime::Error::NameTaken { .. } => Status::already_exists(message),
+        imp_runtime::Error::Refused(_) => Status::resource_exhausted(message),
+        _ => Status::failed_precondition(message),
+    }
+}
+
+/// An error with its causes, short enough for a header.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    if text.len() > LONGEST_REFUSAL {
+        let end = text.floor_char_boundary(LONGEST_REFUSAL);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,247 @@
+//! The VM's side: tap and uplink, anti-spoofing, egress policy, address translation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::{Device, DeviceKind, HOST_END_MAC, HostFacts, Links, Neighbour, Route, VM_END_MAC};
+use crate::egress::{Allow, Otherwise, Ports, always_refused};
+use crate::names::{DeviceName, SiteName};
+use crate::nft::{Action, Chain, Family, Field, Hook, KeyPart, Policy, Rule, Set, Table, TableId};
+use crate::spec::{Mac, Site, Transport, VmNetwork};
+
+/// Addresses that names opened, for every port and protocol.
+pub(crate) const NAMED4: &str = "named4";
+pub(crate) const NAMED6: &str = "named6";
+/// Addresses that names opened, for one port of one protocol each.
+pub(crate) const NAMED4_PORTS: &str = "named4_ports";
+pub(crate) const NAMED6_PORTS: &str = "named6_ports";
+
+/// Of each of the sets above: what a VM can make the kernel remember.
+const MOST_NAMED: u32 = 8192;
+
+const DNS: u16 = 53;
+
+mod ether_type {
+    pub(super) const IPV4: u16 = 0x0800;
+    pub(super) const ARP: u16 = 0x0806;
+    pub(super) const IPV6: u16 = 0x86dd;
+}
+
+mod icmp6 {
+    pub(super) const ROUTER_SOLICITATION: u8 = 133;
+    pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
+    pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+}
+
+pub(crate) fn id(site: &SiteName) -> TableId {
+    TableId { family: Family::Inet, name: site.table().to_owned() }
+}
+
+pub(super) fn links(site: &Site, vm: &VmNetwork, facts: &HostFacts) -> Links {
+    let (tap, uplink) = (DeviceName::tap(), DeviceName::uplink());
+    let guest = &vm.guest;
+    let mut tap_addresses: BTreeSet<IpNet> = [guest.gateway().into()].into();
+    let mut uplink_addresses: BTreeSet<IpNet> = [Ipv4Net::new_assert(vm.link.ipv4.vm, 31).into()].into();
+    let mut routes: BTreeSet<Route> =
+        [Route { to: Ipv4Net::default().into(), via: vm.link.ipv4.host.into(), device: uplink.clone() }].into();
+    let neighbour = |address, mac: Mac, device: &DeviceName| Neighbour { address, mac, device: device.clone() };
+    let mut neighbours: BTreeSet<Neighbour> = [
+        neighbour(guest.address().into(), guest.mac(), &tap),
+        neighbour(vm.link.ipv4.host.into(), HOST_END_MAC, &uplink),
+    ]
+    .into();
+    let mut settings: BTreeMap<String, String> = [
+        ("net/ipv4/conf/tap0/arp_ignore", "1"),
+        ("net/ipv4/conf/tap0/rp_filter", "1"),
+        ("net/ipv4/conf/tap0/send_redirects", "0"),
+        ("net/ipv4/ip_forward", "1"),
+    ]
+    .map(|(file, value)| (file.to_owned(), value.to_owned()))
+    .into();
+    let mut set = |file: &str, value: &str| settings.insert(file.to_owned(), value.to_owned());
+    if let (Some(address), Some(gateway), Some(ends)) = (guest.address6(), guest.gateway6(), vm.link.ipv6) {
+        tap_addresses.insert(gateway.into());
+        uplink_addresses.insert(Ipv6Net::new_assert(ends.vm, 127).into());
+        routes.insert(Route { to: Ipv6Net::default().into(), via: ends.host.into(), device: uplink.clone() });
+        neighbours.insert(neighbour(address.into(), guest.mac(), &tap));
+        neighbours.insert(neighbour(ends.host.into(), HOST_END_MAC, &uplink));
+        set("net/ipv6/conf/all/forwarding", "1");
+        set("net/ipv6/conf/tap0/accept_ra", "0");
+        set("net/ipv6/conf/uplink0/accept_ra", "0");
+    } else if facts.ipv6 {
+        set("net/ipv6/conf/all/disable_ipv6", "1");
+        set("net/ipv6/conf/default/disable_ipv6", "1");
+    }
+    let device = |kind, mac, addresses| Device { kind, mac, mtu: site.mtu, up: true, alias: None, addresses };
+    Links {
+        devices: [
+            (tap, device(DeviceKind::Tap(vm.tap), Mac::GATEWAY, tap_addresses)),
+            (uplink, device(DeviceKind::Pair, VM_END_MAC, uplink_addresses)),
+        ]
+        .into(),
+        routes,
+        neighbours,
+        settings,
+    }
+}
+
+/// What the tap may receive from the guest at all: its own MAC address with its own addresses.
+pub(super) fn spoofing_table(site: &Site, vm: &VmNetwork) -> Table {
+    let guest = &vm.guest;
+    let own4 = IpNet::V4(guest.address().into());
+    let mut rules = vec![
+        Rule::new("not the guest's MAC", Action::Drop).ether_source_is_not(guest.mac()),
+        Rule::new("the guest's IPv4", Action::Accept).ether_type(ether_type::IPV4).source(own4),
+        Rule::new("ARP as itself", Action::Accept)
+            .ether_type(ether_type::ARP)
+            .arp_sender(guest.mac(), guest.address()),
+        Rule::new("ARP before it uses its address", Action::Accept)
+            .ether_type(ether_type::ARP)
+            .arp_sender(guest.mac(), std::net::Ipv4Addr::UNSPECIFIED),
+    ];
+    if let Some(address) = guest.address6() {
+        let from = |net: IpNet| Rule::new("the guest's IPv6", Action::Accept).ether_type(ether_type::IPV6).source(net);
+        rules.push(from(IpNet::V6(address.into())));
+        let link_local = IpNet::V6(Ipv6Net::new_assert([0xfe80, 0, 0, 0, 0, 0, 0, 0].into(), 10));
+        for kind in
+            [icmp6::ROUTER_SOLICITATION, icmp6::NEIGHBOUR_SOLICITATION, icmp6::NEIGHBOUR_ADVERTISEMENT]
+        {
+            rules.push(from(link_local).icmp6(kind));
+        }
+        let unspecified = IpNet::V6(std::net::Ipv6Addr::UNSPECIFIED.into());
+        rules.push(from(unspecified).icmp6(icmp6::NEIGHBOUR_SOLICITATION));
+    }
+    Table {
+        id: TableId { family: Family::Netdev, name: site.name.table().to_owned() },
+        sets: Vec::new(),
+        chains: vec![Chain {
+            name: "from_guest",
+            hook: Hook::Ingress(DeviceName::tap()),
+            policy: Policy::Drop,
+            rules,
+        }],
+    }
+}
+
+pub(super) fn table(site: &Site, vm: &VmNetwork) -> Table {
+    let chain = |name, hook, policy, rules| Chain { name, hook, policy, rules };
+    Table {
+        id: id(&site.name),
+        sets: sets(vm),
+        chains: vec![
+            chain("published", Hook::NatIn, Policy::Accept, published(vm)),
+            chain("input", Hook::Input, Policy::Drop, input(vm)),
+            chain("forward", Hook::Forward, Policy::Drop, forward(vm)),
+            chain("nat_out", Hook::NatOut, Policy::Accept, nat_out()),
+        ],
+    }
+}
+
+fn published(vm: &VmNetwork) -> Vec<Rule> {
+    let ports: BTreeSet<(Transport, u16)> = vm.publish.iter().map(|p| (p.transport, p.guest_port)).collect();
+    ports
+        .into_iter()
+        .map(|(transport, port)| {
+            Rule::new("published ports", Action::SendTo(vm.guest.address().into(), port))
+                .from(&DeviceName::uplink())
+                .destination(IpNet::V4(vm.link.ipv4.vm.into()))
+                .ports(transport, port, port)
+        })
+        .collect()
+}
+
+fn input(vm: &VmNetwork) -> Vec<Rule> {
+    let tap = DeviceName::tap();
+    let gateway = IpNet::V4(vm.guest.gateway().addr().into());
+    let mut rules = vec![Rule::new("answers", Action::Accept).established()];
+    let mut gateways = vec![gateway];
+    gateways.extend(vm.guest.gateway6().map(|net| IpNet::V6(net.addr().into())));
+    for gateway in gateways {
+        for transport in [Transport::Udp, Transport::Tcp] {
+            rules.push(
+                Rule::new("questions for names", Action::Accept)
+                    .from(&tap)
+                    .destination(gateway)
+                    .ports(transport, DNS, DNS),
+            );
+        }
+    }
+    rules.push(Rule::new("is the gateway there", Action::Accept).from(&tap).icmp_echo().destination_known(gateway));
+    if vm.guest.address6().is_some() {
+        for kind in [icmp6::NEIGHBOUR_SOLICITATION, icmp6::NEIGHBOUR_ADVERTISEMENT] {
+            rules.push(Rule::new("neighbours", Action::Accept).ipv6().icmp6(kind));
+        }
+    }
+    rules
+}
+
+fn forward(vm: &VmNetwork) -> Vec<Rule> {
+    let (tap, uplink) = (DeviceName::tap(), DeviceName::uplink());
+    let speaks = |net: &IpNet| matches!(net, IpNet::V4(_)) || vm.guest.address6().is_some();
+    let out = |why, action| Rule::new(why, action).from(&tap).to(&uplink);
+    let mut rules = vec![Rule::new("answers", Action::Accept).established()];
+    for net in always_refused().into_iter().filter(speaks) {
+        rules.push(out("metadata and link-local", Action::Reject).destination(net));
+    }
+    for net in vm.egress.refuse.iter().filter(|net| speaks(net)) {
+        rules.push(out("refused by policy", Action::Reject).destination(*net));
+    }
+    let mut names = false;
+    for allow in &vm.egress.allow {
+        match allow {
+            Allow::Network { to, ports: Ports::Any } if speaks(to) => {
+                rules.push(out("allowed network", Action::Accept).destination(*to));
+            }
+            Allow::Network { to, ports: Ports::Only(ranges) } if speaks(to) => {
+                rules.extend(ranges.iter().map(|range| {
+                    let rule = out("allowed network and port", Action::Accept).destination(*to);
+                    rule.ports(range.transport, range.first, range.last)
+                }));
+            }
+            Allow::Network { .. } => {}
+            Allow::Name { .. } => names = true,
+        }
+    }
+    if names {
+        let port = [Field::Transport, Field::DestinationPort];
+        let named = || out("allowed by name", Action::Accept);
+        let with_port = |address: Field| [vec![address], port.to_vec()].concat();
+        rules.push(named().ipv4().in_set(vec![Field::Destination4], NAMED4));
+        rules.push(named().ipv4().in_set(with_port(Field::Destination4), NAMED4_PORTS));
+        if vm.guest.address6().is_some() {
+            rules.push(named().ipv6().in_set(vec![Field::Destination6], NAMED6));
+            rules.push(named().ipv6().in_set(with_port(Field::Destination6), NAMED6_PORTS));
+        }
+    }
+    rules.push(match vm.egress.otherwise {
+        Otherwise::Allow => out("everything else", Action::Accept),
+        Otherwise::Refuse => out("nothing else", Action::Reject),
+    });
+    rules.push(Rule::new("published ports", Action::Accept).from(&uplink).to(&tap).redirected());
+    rules
+}
+
+fn nat_out() -> Vec<Rule> {
+    vec![Rule::new("many guests have this address", Action::Masquerade).to(&DeviceName::uplink())]
+}
+
+fn sets(vm: &VmNetwork) -> Vec<Set> {
+    if !vm.egress.allow.iter().any(|allow| matches!(allow, Allow::Name { .. })) {
+        return Vec::new();
+    }
+    let set = |name, key| Set {
+        name,
+        key,
+        data: Vec::new(),
+        timed: true,
+        size: MOST_NAMED,
+        elements: BTreeSet::new(),
+    };
+    vec![
+        set(NAMED4, vec![KeyPart::Ipv4]),
+        set(NAMED6, vec![KeyPart::Ipv6]),
+        set(NAMED4_PORTS, vec![KeyPart::Ipv4, KeyPart::Transport, KeyPart::Port]),
+        set(NAMED6_PORTS, vec![KeyPart::Ipv6, KeyPart::Transport, KeyPart::Port]),
+    ]
+}

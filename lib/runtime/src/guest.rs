@@ -1,0 +1,186 @@
+//! Host side of a guest: finds the agent, sees when it is lost, and asks it what the engine itself needs.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use imp_protocol::connection::{self, Connection};
+use imp_protocol::guest::machine_client::MachineClient;
+use imp_protocol::guest::processes_client::ProcessesClient;
+use imp_protocol::guest::{
+    ConfigureRequest, ConfigureResponse, PingRequest, ShutdownRequest, SignalRequest, WaitRequest, signal_request,
+};
+use imp_protocol::hello;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tonic::Status;
+
+use crate::spec::{HostName, VmSpec};
+use crate::status::{AgentFacts, NetworkFacts};
+use crate::vmm::{self, Machine};
+use crate::{network, random};
+
+mod archive;
+mod main_process;
+
+pub use archive::copy_in;
+pub use main_process::{Heard, MAIN, Request, follow};
+
+/// First time that an agent gets to answer a greeting; doubled for each further one. A channel that was just opened may
+/// stay silent for good, so the first is short.
+const FIRST_ANSWER: Duration = Duration::from_millis(250);
+const LONGEST_ANSWER: Duration = Duration::from_secs(4);
+/// Pause after a channel that failed at once.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long the agent may take for a call that does next to nothing. An emulated guest on a busy host needs seconds.
+const CALL: Duration = Duration::from_secs(20);
+/// Between two pings.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// What processes that are left get when the machine goes down.
+const LAST_GRACE: Duration = Duration::from_secs(2);
+
+/// A guest's connection, held for a client: see [`crate::Runtime::connection`].
+#[derive(Clone)]
+pub struct GuestHold {
+    connection: Connection,
+    _token: TaskTrackerToken,
+}
+
+impl GuestHold {
+    pub(crate) fn new(connection: Connection, token: TaskTrackerToken) -> Self {
+        Self { connection, _token: token }
+    }
+
+    pub fn connection(&self) -> Connection {
+        self.connection.clone()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Machine(#[from] vmm::Error),
+    #[error("the guest and the host do not speak the same protocol")]
+    Version(#[source] hello::Error),
+    #[error("the guest's agent refused {call}: {}", status.message())]
+    Refused { call: &'static str, status: Box<Status> },
+    #[error("the guest's agent did not answer {call} within {} s", CALL.as_secs())]
+    Late { call: &'static str },
+    #[error("the guest did not confirm: {what}")]
+    NotConfirmed { what: &'static str },
+    #[error("{} cannot be copied into the guest", path.display())]
+    Archive { path: PathBuf, #[source] source: io::Error },
+}
+
+impl Error {
+    /// Whether the guest answered that it does not know what was asked for.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if status.code() == tonic::Code::NotFound)
+    }
+}
+
+/// Greets the agent until it answers; only another protocol version ends that early. The caller sets the deadline.
+pub async fn greet(machine: &dyn Machine) -> Result<(Connection, AgentFacts), Error> {
+    let mut patience = FIRST_ANSWER;
+    loop {
+        let channel = machine.connect_channel().await;
+        let began = Instant::now();
+        if let Ok(channel) = channel {
+            match timeout(patience, connection::connect(channel, random::number())).await {
+                Ok(Ok((connection, peer))) => match first_call(&connection).await {
+                    Ok(kernel_release) => {
+                        return Ok((connection, AgentFacts { version: peer.software, kernel_release }));
+                    }
+                    Err(error) => tracing::debug!(%error, "an agent greeted and then said nothing"),
+                },
+                Ok(Err(connection::Error::Greeting(error @ hello::Error::TooOld { .. }))) => {
+                    return Err(Error::Version(error));
+                }
+                Ok(Err(error)) => tracing::trace!(%error, "no answer on the channel yet"),
+                Err(_) => patience = (patience * 2).min(LONGEST_ANSWER),
+            }
+        }
+        if began.elapsed() < PAUSE {
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+async fn first_call(connection: &Connection) -> Result<String, Error> {
+    let answer = call("Ping", MachineClient::new(connection.clone()).ping(PingRequest::default())).await?;
+    Ok(answer.kernel_release)
+}
+
+/// Returns when the guest does not answer any more.
+pub async fn lost(connection: &Connection) {
+    let heartbeat = async {
+        loop {
+            sleep(HEARTBEAT).await;
+            if let Err(error) = first_call(connection).await {
+                tracing::warn!(%error, "heartbeat missed");
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = connection.closed() => {}
+        () = heartbeat => {}
+    }
+}
+
+/// Makes the guest the machine that was asked for; checks that it says so.
+pub async fn configure(connection: &Connection, spec: &VmSpec, network: &NetworkFacts) -> Result<(), Error> {
+    let request = ConfigureRequest {
+        hostname: HostName::as_str(&spec.hostname).to_owned(),
+        unix_time_nanoseconds: unix_nanoseconds(),
+        entropy: random::bytes::<64>().to_vec().into(),
+        network: network::interface(network),
+        hosts: Vec::new(),
+        plain_paths: Vec::new(),
+    };
+    let wants_network = request.network.is_some();
+    let answer = call("Configure", MachineClient::new(connection.clone()).configure(request)).await?;
+    let ConfigureResponse { clock_set, entropy_credited, hostname_set, network_configured } = answer;
+    let confirmations = [
+        ("the clock", clock_set),
+        ("the entropy", entropy_credited),
+        ("the host name", hostname_set),
+        ("the network", network_configured || !wants_network),
+    ];
+    match confirmations.into_iter().find(|(_, confirmed)| !confirmed) {
+        Some((what, _)) => Err(Error::NotConfirmed { what }),
+        None => Ok(()),
+    }
+}
+
+/// Sends the main process its stop signal.
+pub async fn signal_main(connection: &Connection, signal: &str) -> Result<(), Error> {
+    let signal = if signal.is_empty() { "SIGTERM" } else { signal };
+    let target = Some(signal_request::Target::Id(MAIN.into()));
+    let request = SignalRequest { target, signal: signal.into(), whole_tree: false };
+    call("Signal", ProcessesClient::new(connection.clone()).signal(request)).await.map(drop)
+}
+
+/// Tells the agent that the exit is known, then asks it to power off.
+pub async fn shut_down(connection: &Connection) -> Result<(), Error> {
+    let acknowledge = WaitRequest { id: MAIN.into(), acknowledge: true };
+    call("Wait", ProcessesClient::new(connection.clone()).wait(acknowledge)).await?;
+    let request = ShutdownRequest { grace_milliseconds: LAST_GRACE.as_millis() as u64 };
+    call("Shutdown", MachineClient::new(connection.clone()).shutdown(request)).await.map(drop)
+}
+
+async fn call<T>(
+    call: &'static str,
+    answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Error> {
+    match timeout(CALL, answer).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(Error::Refused { call, status: Box::new(status) }),
+        Err(_) => Err(Error::Late { call }),
+    }
+}
+
+fn unix_nanoseconds() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,172 @@
+//! Which VMs exist, across restarts: one record per VM, on disk before anything of the VM runs and until nothing of it
+//! is left.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::VmId;
+use crate::layout::{Layout, VmLayout};
+use crate::process::ProcessRecord;
+use crate::spec::VmSpec;
+use crate::status::VmStatus;
+
+/// Version of the form on disk.
+const FORMAT: u32 = 1;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    format: u32,
+    pub spec: VmSpec,
+    pub status: VmStatus,
+    pub stage: Stage,
+    /// Directories of control groups that were made for the VM.
+    pub cgroups: Vec<PathBuf>,
+    pub network: Option<ProcessRecord>,
+}
+
+/// How much of a VM may exist. Written before the step that makes it true.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "stage")]
+pub enum Stage {
+    /// Nothing runs.
+    Created,
+    /// Files, helpers and the VMM may be there; no pid is known.
+    Starting { vmm_program: PathBuf },
+    /// The VMM runs; its main process may not have started.
+    Booting { vmm: ProcessRecord },
+    /// The main process has been started.
+    Running { vmm: ProcessRecord },
+    /// Nothing runs any more.
+    Stopped,
+}
+
+impl Record {
+    pub fn new(spec: VmSpec, status: VmStatus) -> Self {
+        Self { format: FORMAT, spec, status, stage: Stage::Created, cgroups: Vec::new(), network: None }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot make {}", path.display())]
+    Make { path: PathBuf, #[source] source: io::Error },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, #[source] source: io::Error },
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, #[source] source: io::Error },
+    #[error("cannot remove {}", path.display())]
+    Remove { path: PathBuf, #[source] source: io::Error },
+    #[error("the record of VM {id} does not serialise")]
+    Serialise { id: VmId, #[source] source: serde_json::Error },
+    #[error("{} is not a record", path.display())]
+    Damaged { path: PathBuf, #[source] source: serde_json::Error },
+    #[error("{} has format {format}; this version reads {FORMAT}: use the version of imp that wrote it", path.display())]
+    Format { path: PathBuf, format: u32 },
+}
+
+/// What a look at the ledger finds.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub records: Vec<Record>,
+    /// Directories of VMs that have no record: made and not yet recorded, or recorded and half removed.
+    pub leftovers: Vec<VmId>,
+    /// Records that cannot be read. They are left alone: what they belong to is not known.
+    pub unreadable: Vec<Error>,
+}
+
+/// Makes the VM's directory and its first record.
+pub fn create(layout: &Layout, record: &Record) -> Result<(), Error> {
+    let vm = layout.vm(&record.status.id);
+    fs::create_dir_all(layout.vms()).map_err(|source| Error::Make { path: layout.vms(), source })?;
+    fs::create_dir(vm.data()).map_err(|source| Error::Make { path: vm.data().to_owned(), source })?;
+    write(&vm, record)?;
+    sync_directory(&layout.vms())
+}
+
+/// Replaces the record: after a crash at any moment either the old or the new one is there, whole.
+pub fn write(vm: &VmLayout, record: &Record) -> Result<(), Error> {
+    let text = serde_json::to_vec_pretty(record)
+        .map_err(|source| Error::Serialise { id: record.status.id.clone(), source })?;
+    let path = vm.record();
+    let new = path.with_extension("new");
+    let written = || -> io::Result<()> {
+        let mut file = File::create(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)
+    };
+    written().map_err(|source| Error::Write { path: path.clone(), source })?;
+    sync_directory(vm.data())
+}
+
+/// Removes the record first and then the directory: a crash in between leaves a directory without a record, which the
+/// next look removes.
+pub fn remove(vm: &VmLayout) -> Result<(), Error> {
+    let path = vm.record();
+    match fs::remove_file(&path) {
+        Ok(()) => sync_directory(vm.data())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => return Err(Error::Remove { path, source }),
+    }
+    remove_directory(vm.data())
+}
+
+/// Everything that is recorded.
+pub fn look(layout: &Layout) -> Result<Found, Error> {
+    let mut found = Found::default();
+    let entries = match fs::read_dir(layout.vms()) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        Err(source) => return Err(Error::Read { path: layout.vms(), source }),
+    };
+    for entry in entries {
+        let entry = entry.map_err(|source| Error::Read { path: layout.vms(), source })?;
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<VmId>().ok()) else { continue };
+        match read(&layout.vm(&id)) {
+            Ok(Some(record)) => found.records.push(record),
+            Ok(None) => found.leftovers.push(id),
+            Err(error) => found.unreadable.push(error),
+        }
+    }
+    found.records.sort_by_key(|record| (record.status.created, record.status.id.clone()));
+    Ok(found)
+}
+
+fn read(vm: &VmLayout) -> Result<Option<Record>, Error> {
+    /// Read first, so that another format is named as such and not as damage.
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+    }
+    let path = vm.record();
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Read { path, source }),
+    };
+    let head: Head =
+        serde_json::from_slice(&text).map_err(|source| Error::Damaged { path: path.clone(), source })?;
+    if head.format != FORMAT {
+        return Err(Error::Format { path, format: head.format });
+    }
+    serde_json::from_slice(&text).map(Some).map_err(|source| Error::Damaged { path, source })
+}
+
+/// Removes a directory and all in it; one that is not there is no error.
+pub fn remove_directory(path: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::Remove { path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn sync_directory(path: &Path) -> Result<(), Error> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|source| Error::Write { path: path.to_owned(), source })
+}

@@ -1,0 +1,212 @@
+use super::*;
+
+const TIMES: Times = Times { answer: Duration::from_secs(60) };
+const GRACE: Duration = Duration::from_secs(3);
+const EXITED: Outcome = Outcome::Exited { code: 7 };
+
+fn gone() -> Failure {
+    Failure::Setup { detail: "x".into() }
+}
+
+fn phases() -> Vec<Phase> {
+    vec![
+        Phase::Created,
+        Phase::Preparing,
+        Phase::Spawning,
+        Phase::Answering,
+        Phase::Configuring,
+        Phase::CopyingIn,
+        Phase::StartingMain,
+        Phase::Running,
+        Phase::Reconnecting,
+        Phase::StoppingMain,
+        Phase::Draining { outcome: EXITED },
+        Phase::ShuttingDown { outcome: EXITED },
+        Phase::Abandoning { outcome: EXITED },
+        Phase::Ending { outcome: EXITED },
+        Phase::CleaningUp { outcome: EXITED },
+        Phase::Stopped { outcome: EXITED },
+    ]
+}
+
+fn inputs() -> Vec<Input> {
+    let deadlines =
+        [Deadline::Answer, Deadline::Grace, Deadline::Drain, Deadline::PowerOff, Deadline::Reconnect];
+    let mut inputs = vec![
+        Input::Start,
+        Input::Prepared,
+        Input::Spawned,
+        Input::Answered,
+        Input::Configured,
+        Input::CopiedIn,
+        Input::MainStarted,
+        Input::Failed(gone()),
+        Input::MainEnded(EXITED),
+        Input::Drained,
+        Input::ChannelLost,
+        Input::ChannelBack,
+        Input::Stop { grace: GRACE },
+        Input::Kill,
+        Input::VmmEnded(VmmEnd::Signal(9)),
+        Input::VmmEnded(VmmEnd::PoweredOff),
+        Input::CleanedUp,
+    ];
+    inputs.extend(deadlines.map(Input::DeadlinePassed));
+    inputs
+}
+
+/// Whether a VMM process may exist in this phase.
+fn has_vmm(phase: &Phase) -> bool {
+    !matches!(
+        phase,
+        Phase::Created
+            | Phase::Preparing
+            | Phase::Spawning
+            | Phase::Abandoning { .. }
+            | Phase::CleaningUp { .. }
+            | Phase::Stopped { .. }
+    )
+}
+
+fn run(mut phase: Phase, inputs: &[Input]) -> (Phase, Vec<Command>) {
+    let mut last = Vec::new();
+    for input in inputs {
+        (phase, last) = phase.on(input.clone(), TIMES);
+    }
+    (phase, last)
+}
+
+#[test]
+fn a_program_runs_and_its_exit_is_the_outcome() {
+    use Command as C;
+    let steps = [
+        (Input::Start, Phase::Preparing, vec![C::Prepare]),
+        (Input::Prepared, Phase::Spawning, vec![C::Spawn]),
+        (Input::Spawned, Phase::Answering, vec![C::Arm(Deadline::Answer, TIMES.answer), C::Greet]),
+        (Input::Answered, Phase::Configuring, vec![C::Configure]),
+        (Input::Configured, Phase::CopyingIn, vec![C::CopyIn]),
+        (Input::CopiedIn, Phase::StartingMain, vec![C::StartMain]),
+        (Input::MainStarted, Phase::Running, vec![]),
+        (
+            Input::MainEnded(EXITED),
+            Phase::Draining { outcome: EXITED },
+            vec![C::Arm(Deadline::Drain, DRAIN), C::Drain],
+        ),
+        (
+            Input::Drained,
+            Phase::ShuttingDown { outcome: EXITED },
+            vec![C::Arm(Deadline::PowerOff, POWER_OFF), C::ShutDown],
+        ),
+        (Input::VmmEnded(VmmEnd::PoweredOff), Phase::CleaningUp { outcome: EXITED }, vec![C::CleanUp]),
+        (Input::CleanedUp, Phase::Stopped { outcome: EXITED }, vec![]),
+    ];
+    let mut phase = Phase::Created;
+    for (input, next, commands) in steps {
+        let at = phase.clone();
+        assert_eq!(phase.on(input.clone(), TIMES), (next.clone(), commands), "{at:?} on {input:?}");
+        phase = next;
+    }
+}
+
+#[test]
+fn a_kill_in_any_phase_ends_in_stopped_and_leaves_no_vmm() {
+    for phase in phases() {
+        let (next, commands) = phase.clone().on(Input::Kill, TIMES);
+        assert_eq!(has_vmm(&phase), commands.contains(&Command::KillVmm) || matches!(phase, Phase::Ending { .. }), "{phase:?}");
+        let end = match next {
+            Phase::Abandoning { .. } => run(next, &[Input::Failed(gone()), Input::CleanedUp]),
+            _ => run(next, &[Input::VmmEnded(VmmEnd::Signal(9)), Input::CleanedUp]),
+        };
+        assert!(matches!(end.0, Phase::Stopped { .. }), "{phase:?} ends in {:?}", end.0);
+    }
+}
+
+#[test]
+fn the_end_of_the_vmm_is_cleaned_up_after_from_every_phase_that_has_one() {
+    for phase in phases() {
+        let (next, commands) = phase.clone().on(Input::VmmEnded(VmmEnd::Signal(11)), TIMES);
+        if has_vmm(&phase) {
+            assert!(matches!(next, Phase::CleaningUp { .. }), "{phase:?} goes to {next:?}");
+            assert_eq!(commands, [Command::CleanUp], "{phase:?}");
+        } else {
+            assert_eq!((next, commands), (phase, vec![]));
+        }
+    }
+}
+
+#[test]
+fn a_spawn_that_a_kill_overtook_is_killed_when_it_arrives() {
+    let (phase, commands) = run(Phase::Spawning, &[Input::Kill, Input::Spawned]);
+    assert_eq!(phase, Phase::Ending { outcome: Outcome::Killed });
+    assert_eq!(commands, [Command::KillVmm]);
+}
+
+#[test]
+fn every_pair_of_phase_and_input_keeps_the_rules() {
+    for phase in phases() {
+        for input in inputs() {
+            let (next, commands) = phase.clone().on(input.clone(), TIMES);
+            let pair = format!("{phase:?} on {input:?} gave {next:?} with {commands:?}");
+            // An outcome once known never changes.
+            if let Some(outcome) = phase.outcome() {
+                assert_eq!(next.outcome(), Some(outcome), "{pair}");
+            }
+            // No VMM is forgotten: its phases are left only by its end.
+            if has_vmm(&phase) && !has_vmm(&next) {
+                assert!(matches!(input, Input::VmmEnded(_)), "{pair}");
+            }
+            // A VMM is killed only where there may be one, and cleaning up starts only when there is none.
+            if commands.contains(&Command::KillVmm) {
+                assert!(has_vmm(&next), "{pair}");
+            }
+            assert_eq!(
+                commands.contains(&Command::CleanUp),
+                matches!(next, Phase::CleaningUp { .. }) && next != phase,
+                "{pair}"
+            );
+            // What is stopped stays stopped.
+            if matches!(phase, Phase::Stopped { .. }) {
+                assert_eq!((&next, commands.len()), (&phase, 0), "{pair}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_concern_a_phase_changes_nothing() {
+    let heard = |phase: &Phase, input: &Input| phase.clone().on(input.clone(), TIMES) != (phase.clone(), vec![]);
+    let table: Vec<(Phase, usize)> =
+        phases().into_iter().map(|p| { let n = inputs().iter().filter(|i| heard(&p, i)).count(); (p, n) }).collect();
+    let counts: Vec<usize> = table.iter().map(|(_, n)| *n).collect();
+    // One number per phase, in the order of `phases`: how many of the inputs it reacts to.
+    assert_eq!(counts, [3, 4, 4, 7, 8, 7, 8, 6, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
+}
+
+#[test]
+fn a_stop_gives_the_main_process_its_grace_and_then_ends_the_vm() {
+    let (phase, commands) = run(Phase::Running, &[Input::Stop { grace: GRACE }]);
+    assert_eq!(commands, [Command::Arm(Deadline::Grace, GRACE), Command::SignalMain]);
+    assert_eq!(run(phase.clone(), &[Input::MainEnded(EXITED)]).0, Phase::Draining { outcome: EXITED });
+    let (phase, commands) = run(phase, &[Input::DeadlinePassed(Deadline::Grace)]);
+    let killed = Outcome::Signalled { signal: 9, out_of_memory: false, timed_out: false };
+    assert_eq!((phase, commands), (Phase::Ending { outcome: killed }, vec![Command::KillVmm]));
+}
+
+#[test]
+fn a_guest_that_panics_while_it_boots_fails_at_once() {
+    let (phase, _) = run(Phase::Answering, &[Input::VmmEnded(VmmEnd::Reset)]);
+    assert_eq!(
+        phase.outcome(),
+        Some(&Outcome::Failed { failure: Failure::EndedInBoot { vmm: VmmEnd::Reset }, console: vec![] })
+    );
+}
+
+#[test]
+fn a_found_vm_goes_on_where_its_record_says() {
+    let alive = VmmRemains::Alive;
+    let gone = VmmRemains::Gone;
+    assert!(matches!(Phase::adopted(Remains::Unfinished { vmm: alive }).0, Phase::Ending { .. }));
+    assert!(matches!(Phase::adopted(Remains::Unfinished { vmm: gone }).0, Phase::CleaningUp { .. }));
+    assert!(matches!(Phase::adopted(Remains::Started { vmm: alive }).0, Phase::Reconnecting));
+    assert!(matches!(Phase::adopted(Remains::Started { vmm: gone }).0, Phase::CleaningUp { .. }));
+}

@@ -1,0 +1,160 @@
+//! Published ports: connections to the host that are carried to a port in the guest.
+
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use imp_protocol::connection::Connection;
+use imp_protocol::guest::ports_client::PortsClient;
+use imp_protocol::guest::{CloseStdin, ForwardInput, OpenPort, forward_input, forward_output};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::spec::PublishedPort;
+use crate::status::PortFacts;
+
+/// Connections to one port at a time; further ones wait in the kernel's queue.
+const MOST: usize = 256;
+const CHUNK: usize = 64 << 10;
+/// How long a listener rests when the process has no descriptor left for another connection.
+const REST: Duration = Duration::from_millis(100);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot listen on {address}: choose another port with -p, or end what uses it")]
+    Listen { address: SocketAddr, #[source] source: io::Error },
+}
+
+/// A port that is listened on until this is dropped.
+#[derive(Debug)]
+pub struct Published {
+    pub facts: PortFacts,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// Listens on a port. Connections that come while there is no guest are closed.
+pub async fn publish(
+    port: PublishedPort,
+    guest: watch::Receiver<Option<Connection>>,
+) -> Result<Published, Error> {
+    let failed = |source| Error::Listen { address: port.host, source };
+    let listener = TcpListener::bind(port.host).await.map_err(failed)?;
+    let host = listener.local_addr().map_err(failed)?;
+    let task = tokio::spawn(accept(listener, port.guest, guest));
+    let facts = PortFacts { host, guest: port.guest.get() };
+    Ok(Published { facts, _task: AbortOnDropHandle::new(task) })
+}
+
+async fn accept(listener: TcpListener, port: NonZeroU16, guest: watch::Receiver<Option<Connection>>) {
+    let places = Arc::new(Semaphore::new(MOST));
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        while connections.try_join_next().is_some() {}
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection to a published port");
+                tokio::time::sleep(REST).await;
+                continue;
+            }
+        };
+        let connection = guest.borrow().clone();
+        connections.spawn(async move {
+            if let Some(connection) = connection
+                && let Err(error) = forward(stream, port, connection).await
+            {
+                tracing::debug!(%error, port, "a forwarded connection ended early");
+            }
+            drop(place);
+        });
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ForwardError {
+    #[error("the guest refused the connection")]
+    Guest(#[from] tonic::Status),
+    #[error("the connection on the host failed")]
+    Host(#[from] io::Error),
+}
+
+async fn forward(stream: TcpStream, port: NonZeroU16, connection: Connection) -> Result<(), ForwardError> {
+    stream.set_nodelay(true)?;
+    let (read, write) = stream.into_split();
+    let (sender, inputs) = mpsc::channel(4);
+    let open = OpenPort { port: u32::from(port.get()), address: String::new() };
+    // Room for it: the queue is empty.
+    let _ = sender.try_send(ForwardInput { input: Some(forward_input::Input::Open(open)) });
+    let outputs = PortsClient::new(connection).forward(ReceiverStream::new(inputs)).await?.into_inner();
+    tokio::try_join!(to_guest(read, sender), to_host(outputs, write)).map(drop)
+}
+
+async fn to_guest(mut read: OwnedReadHalf, sender: mpsc::Sender<ForwardInput>) -> Result<(), ForwardError> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        // The guest hanging up ends the wait for a client that says nothing more.
+        let count = tokio::select! {
+            count = read.read(&mut buffer) => count?,
+            () = sender.closed() => return Ok(()),
+        };
+        let data = buffer.get(..count).unwrap_or_default();
+        let input = if data.is_empty() {
+            forward_input::Input::ShutDownWrite(CloseStdin {})
+        } else {
+            forward_input::Input::Data(Bytes::copy_from_slice(data))
+        };
+        let ends = matches!(input, forward_input::Input::ShutDownWrite(_));
+        if sender.send(ForwardInput { input: Some(input) }).await.is_err() || ends {
+            return Ok(());
+        }
+    }
+}
+
+async fn to_host(
+    mut outputs: tonic::Streaming<imp_protocol::guest::ForwardOutput>,
+    mut write: OwnedWriteHalf,
+) -> Result<(), ForwardError> {
+    while let Some(output) = outputs.message().await? {
+        match output.output {
+            Some(forward_output::Output::Data(data)) => write.write_all(&data).await?,
+            Some(forward_output::Output::Opened(_)) | None => {}
+        }
+    }
+    write.shutdown().await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_an_error_at_once_and_free_again_after_the_end() {
+        let (_sender, guest) = watch::channel(None);
+        let any = PublishedPort { host: "127.0.0.1:0".parse().unwrap(), guest: NonZeroU16::MIN };
+        let published = publish(any, guest.clone()).await.unwrap();
+        let same = PublishedPort { host: published.facts.host, ..any };
+        assert!(matches!(publish(same, guest.clone()).await, Err(Error::Listen { .. })));
+        drop(published);
+        while publish(same, guest.clone()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_guest_is_closed() {
+        let (_sender, guest) = watch::channel(None);
+        let any = PublishedPort { host: "127.0.0.1:0".parse().unwrap(), guest: NonZeroU16::MIN };
+        let published = publish(any, guest).await.unwrap();
+        let mut stream = TcpStream::connect(published.facts.host).await.unwrap();
+        assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+    }
+}

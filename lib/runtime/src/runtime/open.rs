@@ -1,0 +1,143 @@
+//! How an owner begins: takes the data directory, finds out what the host can do, and takes over what is there.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+use tokio::sync::broadcast;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{Config, Error, Runtime, Shared, Vms};
+use crate::boot::InitramfsCache;
+use crate::layout::Layout;
+use crate::ledger::{self, Found, Record, Stage};
+use crate::lifecycle::{Phase, Remains, VmmRemains};
+use crate::process::{Process, ProcessRecord};
+use crate::status::Outcome;
+use crate::vm::{self, Beginning, Context};
+use crate::vmm::qemu::Qemu;
+use crate::vmm::qemu::probe::{self, Freshness, find_program};
+use crate::pins;
+
+/// How long an owner that is on its way out may still hold the data directory.
+const HAND_OVER: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_millis(20);
+/// Events that a slow listener may be behind before it loses some.
+const EVENTS: usize = 1024;
+const QEMU: &str = "qemu-system-x86_64";
+
+pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
+    let layout = Layout::new(config.data.clone(), config.runtime.clone());
+    make_private(layout.data())?;
+    make_private(&layout.runtime_vms())?;
+    let lock = take(&layout).await?;
+    let program = qemu(&config)?;
+    let found = probe::probe(&program, &layout.probes(), Freshness::Remembered).await?;
+    let images = layout.images();
+    let store = tokio::task::spawn_blocking(move || {
+        imp_storage::store::Store::open(images, imp_storage::store::StoreOptions::default())
+    });
+    let store = store.await.map_err(|_| Error::Ended)?.map_err(Error::Store)?;
+    let (events, _) = broadcast::channel(EVENTS);
+    let context = Arc::new(Context {
+        layout,
+        driver: Arc::new(Qemu::new(&found)),
+        agent: config.guest_agent.clone(),
+        initramfs: InitramfsCache::default(),
+        store,
+        events,
+        ended: CancellationToken::new(),
+        _lock: lock,
+    });
+    let vms = take_over(&context).await?;
+    Ok(Runtime { shared: Arc::new(Shared { context, config, vms: Mutex::new(vms) }) })
+}
+
+/// The QEMU that was named, or that of PATH.
+pub(crate) fn qemu(config: &Config) -> Result<std::path::PathBuf, probe::Error> {
+    let named = config.qemu.clone();
+    named.or_else(|| find_program(QEMU)).ok_or_else(|| probe::Error::NotInstalled { name: QEMU.into() })
+}
+
+fn make_private(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::Open { path: path.to_owned(), source })
+}
+
+async fn take(layout: &Layout) -> Result<File, Error> {
+    let path = layout.lock();
+    let opened = File::options().create(true).truncate(false).write(true).open(&path);
+    let lock = opened.map_err(|source| Error::Open { path: path.clone(), source })?;
+    let deadline = Instant::now() + HAND_OVER;
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(AGAIN).await,
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::Owned { path: layout.data().to_owned() }),
+            Err(source) => return Err(Error::Open { path, source: io::Error::from(source) }),
+        }
+    }
+}
+
+/// Every VM of the ledger gets its task again; what has no record goes.
+async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
+    let Found { records, leftovers, unreadable } = ledger::look(&context.layout)?;
+    for id in leftovers {
+        ledger::remove(&context.layout.vm(&id))?;
+    }
+    for error in unreadable {
+        tracing::error!(error = &error as &dyn std::error::Error, "a VM is left alone");
+    }
+    let living = records.iter().filter(|r| r.stage != Stage::Stopped).map(|r| &r.status.id);
+    if let Err(error) = pins::unpin_all_but(&context.store, &living.collect::<Vec<_>>()) {
+        tracing::warn!(%error, "disks stay pinned");
+    }
+    let mut vms = Vms::default();
+    for record in records {
+        let id = record.status.id.clone();
+        let memory = record.spec.memory.bytes() + context.driver.overhead_bytes();
+        let beginning = beginning(&record)?;
+        tracing::info!(vm = %id, stage = ?record.stage, "taken over");
+        vms.handles.insert(id, vm::run(Arc::clone(context), record, beginning, memory));
+    }
+    Ok(vms)
+}
+
+fn beginning(record: &Record) -> Result<Beginning, Error> {
+    let adopt = |process: &ProcessRecord| Process::adopt(process);
+    let network = match &record.network {
+        Some(process) => adopt(process)?,
+        None => None,
+    };
+    let (vmm, started) = match &record.stage {
+        Stage::Created => return Ok(Beginning::Abandoned),
+        Stage::Stopped => {
+            let outcome = record.status.outcome.clone().unwrap_or(Outcome::Killed);
+            return Ok(Beginning::Stopped(outcome));
+        }
+        // A VMM may run that is not written down; cleaning up looks for it.
+        Stage::Starting { .. } => (None, Started::No),
+        Stage::Booting { vmm } => (adopt(vmm)?, Started::No),
+        Stage::Running { vmm } => (adopt(vmm)?, Started::Yes),
+    };
+    let remains = if vmm.is_some() { VmmRemains::Alive } else { VmmRemains::Gone };
+    let (phase, commands) = Phase::adopted(match started {
+        Started::No => Remains::Unfinished { vmm: remains },
+        Started::Yes => Remains::Started { vmm: remains },
+    });
+    Ok(Beginning::Adopted { phase, commands, vmm, network })
+}
+
+/// Whether the main process had been started.
+enum Started {
+    Yes,
+    No,
+}

@@ -1,0 +1,113 @@
+//! Sizes of memory and disks, with the bounds that a guest needs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+const MIB: u64 = 1 << 20;
+
+/// Memory of a guest: whole MiB, 64 MiB to 1 TiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Memory(u64);
+
+/// Size of a disk: whole MiB, 16 MiB to 16 TiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct DiskSize(u64);
+
+#[derive(Debug, thiserror::Error)]
+pub enum NotASize {
+    #[error("{text:?} is not a size: write a number and K, M, G or T, as in 512M")]
+    Text { text: String },
+    #[error("{what} of {bytes} bytes: possible is {least} MiB to {most} MiB")]
+    OutOfBounds { what: &'static str, bytes: u64, least: u64, most: u64 },
+}
+
+/// Bytes of a size as docker writes them: a number, then nothing (bytes) or k, m, g, t in powers of 1024, then
+/// optionally "b" or "ib".
+fn parse(text: &str) -> Result<u64, NotASize> {
+    let bad = || NotASize::Text { text: text.to_owned() };
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.len() - lower.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = lower.split_at_checked(digits).ok_or_else(bad)?;
+    let shift = match unit {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(bad()),
+    };
+    number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(bad)
+}
+
+/// Rounds up to whole MiB and checks the bounds, which are in MiB.
+fn bounded(what: &'static str, bytes: u64, least: u64, most: u64) -> Result<u64, NotASize> {
+    let mib = bytes.div_ceil(MIB);
+    if (least..=most).contains(&mib) {
+        Ok(mib * MIB)
+    } else {
+        Err(NotASize::OutOfBounds { what, bytes, least, most })
+    }
+}
+
+macro_rules! size {
+    ($($name:ident, $what:literal, $least:literal, $most:expr;)*) => {$(
+        impl $name {
+            /// Rounded up to whole MiB.
+            pub fn from_bytes(bytes: u64) -> Result<Self, NotASize> {
+                bounded($what, bytes, $least, $most).map(Self)
+            }
+            pub fn bytes(self) -> u64 {
+                self.0
+            }
+            pub fn mib(self) -> u64 {
+                self.0 / MIB
+            }
+        }
+        impl FromStr for $name {
+            type Err = NotASize;
+            fn from_str(text: &str) -> Result<Self, NotASize> {
+                Self::from_bytes(parse(text)?)
+            }
+        }
+        impl TryFrom<u64> for $name {
+            type Error = NotASize;
+            fn try_from(bytes: u64) -> Result<Self, NotASize> {
+                Self::from_bytes(bytes)
+            }
+        }
+        impl From<$name> for u64 {
+            fn from(size: $name) -> Self {
+                size.0
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} MiB", self.mib())
+            }
+        }
+    )*};
+}
+size! {
+    Memory, "memory", 64, 1 << 20;
+    DiskSize, "a disk", 16, 16 << 20;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_docker_writes_them() {
+        for (text, mib) in [("512m", 512), ("512M", 512), ("1g", 1024), ("1GiB", 1024), ("134217728", 128), ("65537k", 65)] {
+            assert_eq!(text.parse::<Memory>().unwrap().mib(), mib, "{text}");
+        }
+        for bad in ["", "m", "1x", "-1g", "1.5g", "1 g b", "99999999999999999999", "18446744073709551615t", "1m", "2t"] {
+            assert!(bad.parse::<Memory>().is_err(), "{bad}");
+        }
+        assert_eq!("2t".parse::<DiskSize>().unwrap().mib(), 2 << 20);
+    }
+}

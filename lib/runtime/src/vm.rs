@@ -1,0 +1,417 @@
+//! One task owns one VM: it feeds what happens to [`Phase::on`], carries out the commands, keeps the record and tells
+//! whoever watches.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use imp_protocol::connection::Connection;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+
+use crate::boot::{InitramfsCache, Kernel};
+use crate::id::VmId;
+use crate::layout::{Layout, VmLayout};
+use crate::ledger::{self, Record};
+use crate::lifecycle::{Command, Deadline, Input, Phase, Remains, Times, VmmRemains};
+use crate::pins;
+use crate::ports::Published;
+use crate::process::Process;
+use crate::status::{AgentFacts, Event, NotEnforced, Outcome, Stage, StageName, State, VmStatus};
+use crate::vmm::{Driver, Machine};
+
+mod clean_up;
+mod prepare;
+mod steps;
+
+pub(crate) use steps::chain;
+
+/// What all VMs of one owner share.
+pub(crate) struct Context {
+    pub layout: Layout,
+    pub driver: Arc<dyn Driver>,
+    pub agent: std::path::PathBuf,
+    pub initramfs: InitramfsCache,
+    pub store: imp_storage::store::Store,
+    pub events: broadcast::Sender<Event>,
+    /// Ends all tasks, not the VMs, when the owner lets go.
+    pub ended: CancellationToken,
+    /// Keeps the data directory until the last task is gone.
+    pub _lock: std::fs::File,
+}
+
+/// What a VM's task is told.
+pub(crate) enum Message {
+    Happened(Input),
+    /// Disks, network and limits are there.
+    Prepared(Box<Prepared>),
+    /// The VMM's process runs and waits.
+    Launched(Process),
+    Attached(Arc<dyn Machine>),
+    Answered(Connection, AgentFacts),
+    /// Forget the VM, if nothing of it runs.
+    Remove(oneshot::Sender<Result<(), NotRemoved>>),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NotRemoved {
+    #[error("it is {state:?}: stop it first")]
+    Lives { state: State },
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+}
+
+/// What preparing a VM has brought.
+pub(crate) struct Prepared {
+    pub kernel: Kernel,
+    pub initramfs: std::path::PathBuf,
+    pub ports: Vec<Published>,
+    pub network: Option<crate::network::Network>,
+    pub not_enforced: Vec<NotEnforced>,
+}
+
+/// How others reach a VM.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    pub messages: mpsc::UnboundedSender<Message>,
+    pub status: watch::Receiver<Arc<VmStatus>>,
+    pub connection: watch::Receiver<Option<Connection>>,
+    /// Changes with the log, and ends with it.
+    pub log: watch::Receiver<u64>,
+    /// Who holds the connection.
+    pub holders: TaskTracker,
+    /// Memory that is promised while the VM lives.
+    pub memory: u64,
+}
+
+/// How the life of a VM begins for this owner.
+pub(crate) enum Beginning {
+    Created,
+    /// Created for an owner that is gone, and with it the environment of its main process.
+    Abandoned,
+    Adopted { phase: Phase, commands: Vec<Command>, vmm: Option<Process>, network: Option<Process> },
+    /// It had ended before.
+    Stopped(Outcome),
+}
+
+/// Starts the task of a VM whose record is in the ledger.
+pub(crate) fn run(context: Arc<Context>, record: Record, beginning: Beginning, memory: u64) -> Handle {
+    let (messages, inbox) = mpsc::unbounded_channel();
+    let (status, status_receiver) = watch::channel(Arc::new(record.status.clone()));
+    let (connection, connection_receiver) = watch::channel(None);
+    let (log, log_receiver) = watch::channel(0);
+    let holders = TaskTracker::new();
+    let handle = Handle {
+        messages: messages.clone(),
+        status: status_receiver,
+        connection: connection_receiver,
+        log: log_receiver,
+        holders: holders.clone(),
+        memory,
+    };
+    let (phase, commands, vmm, network) = match beginning {
+        Beginning::Created => (Phase::Created, Vec::new(), None, None),
+        Beginning::Abandoned => {
+            let (phase, commands) = Phase::adopted(Remains::Unfinished { vmm: VmmRemains::Gone });
+            (phase, commands, None, None)
+        }
+        Beginning::Stopped(outcome) => (Phase::Stopped { outcome }, Vec::new(), None, None),
+        Beginning::Adopted { phase, commands, vmm, network } => (phase, commands, vmm, network),
+    };
+    let log = (!matches!(phase, Phase::Stopped { .. })).then(|| Arc::new(log));
+    let vm = Vm {
+        layout: context.layout.vm(&record.status.id),
+        id: record.status.id.clone(),
+        context,
+        record,
+        phase,
+        began: Instant::now(),
+        messages,
+        status,
+        connection,
+        log,
+        holders,
+        prepared: None,
+        ports: Vec::new(),
+        vmm,
+        network,
+        machine: None,
+        step: None,
+        heartbeat: None,
+        exit_watch: None,
+        deadlines: Vec::new(),
+    };
+    tokio::spawn(vm.live(inbox, commands));
+    handle
+}
+
+struct Vm {
+    context: Arc<Context>,
+    id: VmId,
+    layout: VmLayout,
+    record: Record,
+    phase: Phase,
+    began: Instant,
+    messages: mpsc::UnboundedSender<Message>,
+    status: watch::Sender<Arc<VmStatus>>,
+    connection: watch::Sender<Option<Connection>>,
+    /// Until the VM has stopped.
+    log: Option<Arc<watch::Sender<u64>>>,
+    holders: TaskTracker,
+    prepared: Option<Box<Prepared>>,
+    ports: Vec<Published>,
+    /// Processes that may have to be ended.
+    vmm: Option<Process>,
+    network: Option<Process>,
+    machine: Option<Arc<dyn Machine>>,
+    /// The command that is under way; a new one ends the old one.
+    step: Option<AbortOnDropHandle<()>>,
+    heartbeat: Option<AbortOnDropHandle<()>>,
+    exit_watch: Option<AbortOnDropHandle<()>>,
+    deadlines: Vec<(Deadline, AbortOnDropHandle<()>)>,
+}
+
+/// Whether the task goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    GoOn,
+    Removed,
+}
+
+impl Vm {
+    async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, commands: Vec<Command>) {
+        if matches!(self.phase, Phase::Reconnecting) {
+            self.publish_again().await;
+        }
+        for command in commands {
+            self.carry_out(command);
+        }
+        self.publish();
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = self.context.ended.cancelled() => return,
+                message = inbox.recv() => message,
+            };
+            let Some(message) = message else { return };
+            if self.take(message).await == Next::Removed {
+                let _ = self.context.events.send(Event::Removed(self.id.clone()));
+                return;
+            }
+        }
+    }
+
+    async fn take(&mut self, message: Message) -> Next {
+        match message {
+            Message::Happened(input) => return self.happened(input).await,
+            Message::Prepared(mut prepared) => {
+                self.network = prepared.network.as_ref().map(|network| network.process.clone());
+                self.record.network = self.network.as_ref().map(|process| process.record().clone());
+                self.record.status.kernel = prepared.kernel.facts.clone();
+                self.ports = std::mem::take(&mut prepared.ports);
+                self.record.status.ports = self.ports.iter().map(|port| port.facts.clone()).collect();
+                self.record.status.not_enforced = std::mem::take(&mut prepared.not_enforced);
+                self.prepared = Some(prepared);
+                return self.happened(Input::Prepared).await;
+            }
+            Message::Launched(process) => {
+                self.record.stage = ledger::Stage::Booting { vmm: process.record().clone() };
+                self.record.status.vmm_pid = Some(process.pid());
+                self.vmm = Some(process.clone());
+                self.write().await;
+                self.attach(process);
+            }
+            Message::Attached(machine) => {
+                self.machine = Some(Arc::clone(&machine));
+                let messages = self.messages.clone();
+                self.exit_watch = Some(spawn(async move {
+                    let end = machine.ended().await;
+                    let _ = messages.send(Message::Happened(Input::VmmEnded(end)));
+                }));
+                if matches!(self.phase, Phase::Reconnecting) {
+                    self.greet();
+                }
+                return self.happened(Input::Spawned).await;
+            }
+            Message::Answered(connection, agent) => {
+                self.record.status.agent = Some(agent);
+                self.connection.send_replace(Some(connection.clone()));
+                let messages = self.messages.clone();
+                self.heartbeat = Some(spawn(async move {
+                    crate::guest::lost(&connection).await;
+                    let _ = messages.send(Message::Happened(Input::ChannelLost));
+                }));
+                let input = match self.phase {
+                    Phase::Reconnecting => Input::ChannelBack,
+                    _ => Input::Answered,
+                };
+                return self.happened(input).await;
+            }
+            Message::Remove(answer) => match self.remove().await {
+                Ok(()) => {
+                    let _ = answer.send(Ok(()));
+                    return Next::Removed;
+                }
+                Err(error) => {
+                    let _ = answer.send(Err(error));
+                }
+            },
+        }
+        Next::GoOn
+    }
+
+    async fn happened(&mut self, input: Input) -> Next {
+        let before = self.phase.clone();
+        let times = Times { answer: self.context.driver.answer_deadline() };
+        self.note(&input);
+        let (phase, commands) = self.phase.clone().on(input.clone(), times);
+        self.phase = phase;
+        if self.phase != before {
+            tracing::debug!(vm = %self.id, ?input, phase = ?self.phase, "phase");
+            self.keep(&before).await;
+            if matches!(self.phase, Phase::Running) && matches!(before, Phase::Reconnecting) {
+                self.follow_main(crate::guest::Request::Attach);
+            }
+        }
+        for command in commands {
+            self.carry_out(command);
+        }
+        self.publish();
+        if matches!(self.phase, Phase::Stopped { .. }) && before != self.phase {
+            tracing::info!(vm = %self.id, outcome = ?self.phase.outcome(), "stopped");
+            if self.record.spec.when_stopped == crate::spec::WhenStopped::Remove {
+                match self.remove().await {
+                    Ok(()) => return Next::Removed,
+                    Err(error) => tracing::error!(vm = %self.id, %error, "cannot remove a VM"),
+                }
+            }
+        }
+        Next::GoOn
+    }
+
+    /// The ports of a VM that another owner started. One that is taken meanwhile is lost, the VM is not.
+    async fn publish_again(&mut self) {
+        for facts in std::mem::take(&mut self.record.status.ports) {
+            let Some(guest) = std::num::NonZeroU16::new(facts.guest) else { continue };
+            let port = crate::spec::PublishedPort { host: facts.host, guest };
+            match crate::ports::publish(port, self.connection.subscribe()).await {
+                Ok(published) => {
+                    self.record.status.ports.push(published.facts.clone());
+                    self.ports.push(published);
+                }
+                Err(error) => tracing::error!(vm = %self.id, %error, "a published port is lost"),
+            }
+        }
+    }
+
+    /// Facts that an input brings, whatever the phase.
+    fn note(&mut self, input: &Input) {
+        let stage = match (input, &self.phase) {
+            (Input::Start, Phase::Created) => {
+                self.began = Instant::now();
+                return;
+            }
+            (Input::Prepared, Phase::Preparing) => StageName::Prepared,
+            (Input::Spawned, Phase::Spawning) => StageName::Spawned,
+            (Input::Answered, Phase::Answering) => StageName::Answered,
+            (Input::Configured, Phase::Configuring) => StageName::Configured,
+            (Input::CopiedIn, Phase::CopyingIn) => StageName::MountsCopied,
+            (Input::MainStarted, Phase::StartingMain) => {
+                self.record.status.started = Some(SystemTime::now());
+                StageName::MainStarted
+            }
+            _ => return,
+        };
+        let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.record.status.stages.push(Stage { name: stage, milliseconds });
+    }
+
+    /// Puts into the record what the new phase makes true.
+    async fn keep(&mut self, before: &Phase) {
+        match &self.phase {
+            Phase::Running if matches!(before, Phase::StartingMain) => {
+                if let Some(vmm) = &self.vmm {
+                    self.record.stage = ledger::Stage::Running { vmm: vmm.record().clone() };
+                    self.write().await;
+                }
+            }
+            Phase::Draining { .. } | Phase::CleaningUp { .. } | Phase::Ending { .. } => {
+                self.deadlines.retain(|(deadline, _)| *deadline == Deadline::PowerOff);
+            }
+            Phase::Stopped { outcome } => {
+                self.record.status.outcome = Some(outcome.clone());
+                self.record.status.ended = Some(SystemTime::now());
+                self.record.status.vmm_pid = None;
+                self.record.stage = ledger::Stage::Stopped;
+                self.record.network = None;
+                self.record.cgroups.clear();
+                self.write().await;
+            }
+            Phase::Created
+            | Phase::Preparing
+            | Phase::Spawning
+            | Phase::Answering
+            | Phase::Configuring
+            | Phase::CopyingIn
+            | Phase::StartingMain
+            | Phase::Running
+            | Phase::Reconnecting
+            | Phase::StoppingMain
+            | Phase::ShuttingDown { .. }
+            | Phase::Abandoning { .. } => {}
+        }
+    }
+
+    /// Writes the record off the thread that all VMs share. An owner that cannot write goes on: what it could not write
+    /// is found by looking when the next one takes over.
+    async fn write(&self) {
+        let (layout, record) = (self.layout.clone(), self.record.clone());
+        let written = tokio::task::spawn_blocking(move || ledger::write(&layout, &record)).await;
+        if let Ok(Err(error)) = written {
+            tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "cannot keep a record");
+        }
+    }
+
+    fn publish(&mut self) {
+        self.record.status.state = self.phase.state();
+        if !matches!(self.phase, Phase::Stopped { .. }) {
+            self.record.status.outcome = None;
+        }
+        let status = Arc::new(self.record.status.clone());
+        self.status.send_replace(Arc::clone(&status));
+        // Nobody may be listening.
+        let _ = self.context.events.send(Event::Changed(status));
+    }
+
+    async fn remove(&mut self) -> Result<(), NotRemoved> {
+        match self.phase {
+            Phase::Created | Phase::Stopped { .. } => {
+                let (context, layout, id) = (Arc::clone(&self.context), self.layout.clone(), self.id.clone());
+                let blocking = tokio::task::spawn_blocking(move || {
+                    if let Err(error) = pins::unpin(&context.store, &id) {
+                        tracing::warn!(vm = %id, %error, "a disk stays pinned until the next start");
+                    }
+                    ledger::remove(&layout)
+                });
+                blocking
+                    .await
+                    .unwrap_or(Ok(()))
+                    .map_err(NotRemoved::Ledger)
+            }
+            _ => Err(NotRemoved::Lives { state: self.phase.state() }),
+        }
+    }
+}
+
+/// A task that ends with its handle.
+fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(task))
+}
+
+/// A task after a time.
+fn after(time: Duration, messages: mpsc::UnboundedSender<Message>, input: Input) -> AbortOnDropHandle<()> {
+    spawn(async move {
+        tokio::time::sleep(time).await;
+        let _ = messages.send(Message::Happened(input));
+    })
+}

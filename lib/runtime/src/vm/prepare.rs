@@ -1,0 +1,131 @@
+//! Everything that a VM needs before its VMM starts.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::steps::chain;
+use super::{Context, Message, Prepared, Vm};
+use crate::admission::VMM_THREADS;
+use crate::id::VmId;
+use crate::layout::VmLayout;
+use crate::ledger;
+use crate::lifecycle::Input;
+use crate::spec::{NetworkMode, VmSpec};
+use crate::status::Failure;
+use crate::{boot, cgroup, network, ports};
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Boot(#[from] boot::Error),
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+    #[error(transparent)]
+    Ports(#[from] ports::Error),
+    #[error(transparent)]
+    Network(#[from] network::Error),
+    #[error("cannot make the scratch disk")]
+    Scratch(#[source] imp_storage::disk::Error),
+    #[error("the disk of the image, {}, is not there: pull the image again", path.display())]
+    Base { path: PathBuf, #[source] source: io::Error },
+    #[error("cannot make {}", path.display())]
+    Make { path: PathBuf, #[source] source: io::Error },
+    #[error("{} is not a directory that can be copied into the guest", path.display())]
+    Mount { path: PathBuf },
+    #[error("preparing the VM was ended")]
+    Ended,
+}
+
+impl Vm {
+    pub(super) fn prepare(&mut self) {
+        self.about_to_start();
+        let (context, record, layout) = (Arc::clone(&self.context), self.record.clone(), self.layout.clone());
+        let guest = self.connection.subscribe();
+        let messages = self.messages.clone();
+        // Not ended half way: what has been made must be known.
+        tokio::spawn(async move {
+            let message = match prepare(context, record, layout, guest).await {
+                Ok(prepared) => Message::Prepared(Box::new(prepared)),
+                Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
+            };
+            let _ = messages.send(message);
+        });
+    }
+}
+
+async fn prepare(
+    context: Arc<Context>,
+    record: ledger::Record,
+    layout: VmLayout,
+    guest: watch::Receiver<Option<imp_protocol::connection::Connection>>,
+) -> Result<Prepared, Error> {
+    let mut ports = Vec::new();
+    for port in &record.spec.ports {
+        ports.push(ports::publish(*port, guest.clone()).await?);
+    }
+    let blocking = tokio::task::spawn_blocking(move || prepare_blocking(&context, &record, &layout, ports));
+    blocking.await.map_err(|_| Error::Ended)?
+}
+
+fn prepare_blocking(
+    context: &Context,
+    record: &ledger::Record,
+    layout: &VmLayout,
+    ports: Vec<ports::Published>,
+) -> Result<Prepared, Error> {
+    let (spec, id) = (&record.spec, &record.status.id);
+    ledger::write(layout, record)?;
+    let kernel = boot::kernel(&context.layout, &spec.kernel)?;
+    let initramfs = context.initramfs.path(&context.layout, &kernel, &context.agent)?;
+    check(spec)?;
+    ledger::remove_directory(layout.runtime())?;
+    make_private(layout.runtime())?;
+    imp_storage::disk::create_scratch(&layout.scratch(), spec.scratch.bytes()).map_err(Error::Scratch)?;
+    let groups = cgroup::make(id, &limits(spec, context.driver.overhead_bytes()));
+    let network = network_of(spec, id, layout)?;
+    if let Some(network) = &network {
+        cgroup::enter(&groups.directories, network.process.pid());
+    }
+    Ok(Prepared { kernel, initramfs, ports, network, not_enforced: groups.not_enforced })
+}
+
+fn check(spec: &VmSpec) -> Result<(), Error> {
+    fs::File::open(&spec.base.path).map_err(|source| Error::Base { path: spec.base.path.clone(), source })?;
+    match spec.mounts.iter().find(|mount| !mount.source.is_dir()) {
+        Some(mount) => Err(Error::Mount { path: mount.source.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Sockets in here give power over the VM.
+fn make_private(path: &std::path::Path) -> Result<(), Error> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::Make { path: path.to_owned(), source })
+}
+
+fn network_of(spec: &VmSpec, id: &VmId, layout: &VmLayout) -> Result<Option<network::Network>, Error> {
+    match spec.network {
+        NetworkMode::None => Ok(None),
+        NetworkMode::User => Ok(Some(network::start(&network::program()?, id, layout)?)),
+    }
+}
+
+/// The page cache of the disks counts, too: half of the guest's memory again keeps it from thrashing.
+fn limits(spec: &VmSpec, overhead: u64) -> cgroup::Limits {
+    let memory = spec.memory.bytes();
+    let cpus = u64::from(spec.cpus.get());
+    cgroup::Limits {
+        memory_bytes: memory + memory / 2 + overhead * 2,
+        // Without a limit of its own: its processors, and one more for its devices.
+        cpu_millis: spec.limits.cpu_millis.map_or((cpus + 1) * 1000, u64::from),
+        threads: cpus + VMM_THREADS * 4,
+    }
+}

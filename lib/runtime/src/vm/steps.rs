@@ -1,0 +1,259 @@
+//! Carries out the commands of the lifecycle; each reports what came of it.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use super::{Message, Vm, after, spawn};
+use crate::boot::{CHANNEL, COMMAND_LINE};
+use crate::cgroup;
+use crate::guest::{self, Heard, Request};
+use crate::ledger;
+use crate::lifecycle::{Command, Input};
+use crate::logs::LogWriter;
+use crate::process::Process;
+use crate::status::Failure;
+use crate::vmm::{Access, BootConfig, Drive, DriveLimit, NetworkDevice};
+
+impl Vm {
+    pub(super) fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Prepare => self.prepare(),
+            Command::Spawn => self.launch(),
+            Command::Greet => self.greet(),
+            Command::Configure => self.configure(),
+            Command::CopyIn => self.copy_in(),
+            Command::StartMain => {
+                let main = &self.record.spec.main;
+                self.follow_main(Request::start(main, self.record.spec.limits.processes));
+            }
+            Command::Reconnect => self.reconnect(),
+            Command::SignalMain => self.signal_main(),
+            Command::Drain => {
+                self.holders.close();
+                let (holders, messages) = (self.holders.clone(), self.messages.clone());
+                self.step = Some(spawn(async move {
+                    holders.wait().await;
+                    let _ = messages.send(Message::Happened(Input::Drained));
+                }));
+            }
+            Command::ShutDown => self.shut_down(),
+            Command::KillVmm => {
+                self.step = None;
+                if let Some(vmm) = &self.vmm {
+                    vmm.kill();
+                }
+                if self.exit_watch.is_none() {
+                    self.watch_unattached();
+                }
+            }
+            Command::CleanUp => self.clean_up(),
+            Command::Arm(deadline, time) => {
+                self.deadlines.retain(|(armed, _)| *armed != deadline);
+                let input = Input::DeadlinePassed(deadline);
+                self.deadlines.push((deadline, after(time, self.messages.clone(), input)));
+            }
+        }
+    }
+
+    /// Starts the VMM's process and puts it under its limits before it takes any of the guest's memory.
+    fn launch(&mut self) {
+        let Some(prepared) = &mut self.prepared else { return };
+        let spec = &self.record.spec;
+        let network = prepared.network.take().zip(self.record.status.network.mac.clone());
+        let boot = BootConfig {
+            id: self.id.to_string(),
+            cpus: spec.cpus,
+            memory: spec.memory,
+            kernel: prepared.kernel.facts.path.clone(),
+            initramfs: prepared.initramfs.clone(),
+            command_line: COMMAND_LINE.to_owned(),
+            drives: vec![
+                Drive { id: "base", path: spec.base.path.clone(), access: Access::ReadOnly },
+                Drive { id: "scratch", path: self.layout.scratch(), access: Access::Private },
+            ],
+            drive_limit: DriveLimit {
+                bytes_per_second: spec.limits.disk_bytes_per_second,
+                requests_per_second: spec.limits.disk_requests_per_second,
+            },
+            network: network.map(|(network, mac)| NetworkDevice { mac, socket: network.socket }),
+            channel: CHANNEL.to_owned(),
+        };
+        let (context, layout) = (Arc::clone(&self.context), self.layout.clone());
+        let (cgroups, messages) = (self.record.cgroups.clone(), self.messages.clone());
+        // Not ended half way: what has been started must be known.
+        tokio::task::spawn_blocking(move || {
+            let message = match context.driver.spawn(&boot, &layout) {
+                Ok(process) => {
+                    for refused in cgroup::enter(&cgroups, process.pid()) {
+                        tracing::debug!(limit = refused.limit, why = refused.why, "a limit was not enforced");
+                    }
+                    Message::Launched(process)
+                }
+                Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
+            };
+            let _ = messages.send(message);
+        });
+    }
+
+    pub(super) fn attach(&mut self, process: Process) {
+        let (context, layout) = (Arc::clone(&self.context), self.layout.clone());
+        let messages = self.messages.clone();
+        self.step = Some(spawn(async move {
+            let message = match context.driver.attach(&layout, process).await {
+                Ok(machine) => Message::Attached(Arc::from(machine)),
+                Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
+            };
+            let _ = messages.send(message);
+        }));
+    }
+
+    pub(super) fn greet(&mut self) {
+        let Some(machine) = self.machine.clone() else { return };
+        let messages = self.messages.clone();
+        self.step = Some(spawn(async move {
+            let message = match guest::greet(machine.as_ref()).await {
+                Ok((connection, agent)) => Message::Answered(connection, agent),
+                Err(error) => Message::Happened(Input::Failed(setup(&error))),
+            };
+            let _ = messages.send(message);
+        }));
+    }
+
+    /// As `greet`, for a machine that may have to be attached to first: it was started by another owner.
+    fn reconnect(&mut self) {
+        self.connection.send_replace(None);
+        self.heartbeat = None;
+        if self.machine.is_some() {
+            return self.greet();
+        }
+        if let Some(process) = self.vmm.clone() {
+            self.attach(process);
+        }
+    }
+
+    fn configure(&mut self) {
+        let (spec, network) = (self.record.spec.clone(), self.record.status.network.clone());
+        self.call(Input::Configured, async move |connection| {
+            guest::configure(&connection, &spec, &network).await
+        });
+    }
+
+    fn copy_in(&mut self) {
+        let mounts = self.record.spec.mounts.clone();
+        self.call(Input::CopiedIn, async move |connection| {
+            for mount in &mounts {
+                guest::copy_in(&connection, mount).await?;
+            }
+            Ok(())
+        });
+    }
+
+    fn signal_main(&mut self) {
+        let Some(connection) = self.connection.borrow().clone() else { return };
+        let signal = self.record.spec.main.stop_signal.clone();
+        let id = self.id.clone();
+        // Beside the step that follows the main process.
+        tokio::spawn(async move {
+            if let Err(error) = guest::signal_main(&connection, &signal).await {
+                tracing::warn!(vm = %id, error = chain(&error), "the main process could not be signalled");
+            }
+        });
+    }
+
+    fn shut_down(&mut self) {
+        let Some(connection) = self.connection.borrow().clone() else {
+            let _ = self.messages.send(Message::Happened(Input::Failed(Failure::ChannelLost { seconds: 0 })));
+            return;
+        };
+        // From here on the guest goes down, and its connection with it.
+        self.heartbeat = None;
+        let messages = self.messages.clone();
+        self.step = Some(spawn(async move {
+            if let Err(error) = guest::shut_down(&connection).await {
+                let _ = messages.send(Message::Happened(Input::Failed(setup(&error))));
+            }
+        }));
+    }
+
+    /// A call to the guest that leads to `then`, or to a failure of the VM.
+    fn call<C, F>(&mut self, then: Input, call: C)
+    where
+        C: FnOnce(imp_protocol::connection::Connection) -> F + Send + 'static,
+        F: Future<Output = Result<(), guest::Error>> + Send + 'static,
+    {
+        let Some(connection) = self.connection.borrow().clone() else { return };
+        let messages = self.messages.clone();
+        self.step = Some(spawn(async move {
+            let input = match call(connection).await {
+                Ok(()) => then,
+                Err(error) => Input::Failed(setup(&error)),
+            };
+            let _ = messages.send(Message::Happened(input));
+        }));
+    }
+
+    pub(super) fn follow_main(&mut self, request: Request) {
+        let Some(connection) = self.connection.borrow().clone() else { return };
+        let Some(log) = self.log.clone() else { return };
+        let (messages, directory) = (self.messages.clone(), self.layout.logs());
+        self.step = Some(spawn(async move {
+            let opened = tokio::task::spawn_blocking(move || LogWriter::open(&directory, log)).await;
+            let mut writer = match opened {
+                Ok(Ok(writer)) => writer,
+                Ok(Err(error)) => {
+                    let _ = messages.send(Message::Happened(Input::Failed(setup(&error))));
+                    return;
+                }
+                Err(_) => return,
+            };
+            let mut expected = match request {
+                Request::Start { .. } => Expected::Start,
+                Request::Attach => Expected::End,
+            };
+            let heard = |heard: Heard| {
+                let input = match heard {
+                    Heard::Started => Input::MainStarted,
+                    Heard::Ended(outcome) => Input::MainEnded(outcome),
+                };
+                expected = Expected::End;
+                let _ = messages.send(Message::Happened(input));
+            };
+            if let Err(error) = guest::follow(&connection, request, &mut writer, heard).await {
+                tracing::debug!(error = chain(&error), "the main process is no longer followed");
+                let input = match expected {
+                    Expected::End if !error.is_not_found() => Input::ChannelLost,
+                    Expected::Start | Expected::End => Input::Failed(setup(&error)),
+                };
+                let _ = messages.send(Message::Happened(input));
+            }
+        }));
+    }
+
+    /// The record as it must be before anything of the VM exists.
+    pub(super) fn about_to_start(&mut self) {
+        self.record.stage = ledger::Stage::Starting { vmm_program: self.context.driver.program().to_owned() };
+        self.record.cgroups = cgroup::planned(&self.id);
+    }
+}
+
+/// What is to be heard next of the main process. Before its start an error is a failure; after it the channel is at fault.
+enum Expected {
+    Start,
+    End,
+}
+
+fn setup(error: &(dyn Error + 'static)) -> Failure {
+    Failure::Setup { detail: chain(error) }
+}
+
+/// An error and its causes, outermost first.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

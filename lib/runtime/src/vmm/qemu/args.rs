@@ -1,0 +1,237 @@
+//! The command line of QEMU as a pure function of what is to boot.
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+
+use serde_json::{Value, json};
+
+use crate::status::Accelerator;
+use crate::vmm::{Access, BootConfig, Drive, DriveLimit};
+
+/// Upper bound of the emulator's cache of translated code.
+pub(super) const TRANSLATION_CACHE_MIB: u64 = 128;
+
+/// What is known of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Host {
+    pub accelerator: Accelerator,
+    /// Rate of the time stamp counter.
+    pub tsc_khz: Option<u64>,
+}
+
+/// Descriptors that QEMU inherits, by number: three listening sockets, and one that is connected to the network.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Descriptors {
+    pub monitor: RawFd,
+    pub channel: RawFd,
+    pub console: RawFd,
+    pub network: Option<RawFd>,
+}
+
+/// The name of the process, which no other has.
+pub(super) fn name(id: &str) -> String {
+    format!("imp-{id}")
+}
+
+pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<OsString> {
+    let mut args = Args(Vec::new());
+    args.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
+    args.pair("-display", "none");
+    args.pair("-name", name(&boot.id));
+    args.pair("-machine", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on");
+    match host.accelerator {
+        Accelerator::Kvm => {
+            args.pair("-accel", "kvm");
+            args.pair("-cpu", "host");
+        }
+        Accelerator::Emulation => {
+            args.pair("-accel", format!("tcg,thread=multi,tb-size={TRANSLATION_CACHE_MIB}"));
+            args.pair("-cpu", "max");
+        }
+    }
+    args.pair("-smp", boot.cpus.get().to_string());
+    args.pair("-m", format!("{}M", boot.memory.mib()));
+    args.pair("-kernel", boot.kernel.as_os_str());
+    args.pair("-initrd", boot.initramfs.as_os_str());
+    args.pair("-append", command_line(boot, host));
+    // Virtio 1.0: without it these devices speak the draft that came before.
+    args.pair("-global", "virtio-mmio.force-legacy=false");
+
+    // QEMU waits here for a client: nothing of the guest runs before its console is written down.
+    args.pair("-chardev", format!("socket,id=console,fd={},server=on,wait=on", fds.console));
+    args.pair("-serial", "chardev:console");
+    args.pair("-chardev", format!("socket,id=monitor,fd={},server=on,wait=off", fds.monitor));
+    args.pair("-mon", "chardev=monitor,mode=control");
+    args.pair("-device", "virtio-serial-device,id=serial0,max_ports=4");
+    args.pair("-chardev", format!("socket,id=channel,fd={},server=on,wait=off", fds.channel));
+    args.pair(
+        "-device",
+        format!("virtserialport,bus=serial0.0,nr=1,chardev=channel,name={},id=channel0", boot.channel),
+    );
+
+    drives(&mut args, &boot.drives, boot.drive_limit);
+    if let (Some(network), Some(fd)) = (&boot.network, fds.network) {
+        args.pair("-netdev", format!("stream,id=net0,server=off,addr.type=fd,addr.str={fd}"));
+        // The announcement after a restore dead-locks the network of Linux 6.12 guests.
+        args.pair(
+            "-device",
+            format!("virtio-net-device,netdev=net0,id=nic0,mac={},guest_announce=off", network.mac),
+        );
+    }
+    args.pair("-device", "virtio-rng-device,id=rng0");
+    args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    args.0
+}
+
+/// The guest's kernel command line.
+fn command_line(boot: &BootConfig, host: Host) -> String {
+    let mut line = String::from("console=ttyS0 quiet reboot=t panic=-1");
+    if let (Accelerator::Emulation, Some(khz)) = (host.accelerator, host.tsc_khz) {
+        // The emulated counter is the host's. A guest that has to measure it hangs when the host is busy meanwhile.
+        line.push_str(&format!(" tsc_early_khz={khz}"));
+    }
+    if !boot.command_line.is_empty() {
+        line.push(' ');
+        line.push_str(&boot.command_line);
+    }
+    line
+}
+
+fn drives(args: &mut Args, drives: &[Drive], limit: DriveLimit) {
+    let limited = limit != DriveLimit::default();
+    if limited {
+        let mut group = json!({"qom-type": "throttle-group", "id": "drive-limit"});
+        let mut limits = serde_json::Map::new();
+        if let Some(bytes) = limit.bytes_per_second {
+            limits.insert("bps-total".into(), bytes.into());
+        }
+        if let Some(requests) = limit.requests_per_second {
+            limits.insert("iops-total".into(), requests.into());
+        }
+        group["limits"] = Value::Object(limits);
+        args.pair("-object", group.to_string());
+    }
+    for drive in drives {
+        let id = drive.id;
+        let file = match drive.access {
+            Access::ReadOnly => json!({
+                "driver": "file", "node-name": format!("{id}-file"), "filename": drive.path,
+                "read-only": true, "locking": "off",
+            }),
+            // Flushes are answered without reaching the disk: the file is thrown away when the machine ends.
+            Access::Private => json!({
+                "driver": "file", "node-name": format!("{id}-file"), "filename": drive.path,
+                "discard": "unmap", "cache": {"direct": false, "no-flush": true},
+            }),
+        };
+        args.pair("-blockdev", file.to_string());
+        let node = if limited {
+            let throttle = json!({
+                "driver": "throttle", "node-name": format!("{id}-limited"), "throttle-group": "drive-limit",
+                "file": format!("{id}-file"), "read-only": drive.access == Access::ReadOnly,
+                "discard": "unmap",
+            });
+            args.pair("-blockdev", throttle.to_string());
+            format!("{id}-limited")
+        } else {
+            format!("{id}-file")
+        };
+        args.pair("-device", format!("virtio-blk-device,drive={node},id={id},serial={id}"));
+    }
+}
+
+struct Args(Vec<OsString>);
+
+impl Args {
+    fn flags(&mut self, flags: &[&str]) {
+        self.0.extend(flags.iter().map(OsString::from));
+    }
+
+    fn pair(&mut self, option: &str, value: impl Into<OsString>) {
+        self.0.push(option.into());
+        self.0.push(value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::spec::{Cpus, Memory};
+    use crate::vmm::NetworkDevice;
+
+    fn boot() -> BootConfig {
+        BootConfig {
+            id: "00ff00ff00ff00ff".into(),
+            cpus: Cpus::new(2).unwrap(),
+            memory: Memory::from_bytes(256 << 20).unwrap(),
+            kernel: "/k/vmlinux".into(),
+            initramfs: "/i".into(),
+            command_line: "imp.channel=c".into(),
+            drives: vec![
+                Drive { id: "base", path: "/d/a,b\"c".into(), access: Access::ReadOnly },
+                Drive { id: "scratch", path: "/d/s".into(), access: Access::Private },
+            ],
+            drive_limit: DriveLimit::default(),
+            network: None,
+            channel: "imp.agent.0".into(),
+        }
+    }
+
+    const FDS: Descriptors = Descriptors { monitor: 10, channel: 11, console: 12, network: Some(13) };
+    const EMULATED: Host = Host { accelerator: Accelerator::Emulation, tsc_khz: Some(2_300_000) };
+
+    fn text(boot: &BootConfig, host: Host) -> Vec<String> {
+        arguments(boot, host, FDS).into_iter().map(|a| a.into_string().unwrap()).collect()
+    }
+
+    /// Values of one option, in order.
+    fn values<'a>(args: &'a [String], option: &str) -> Vec<&'a str> {
+        args.windows(2).filter(|w| w[0] == option).map(|w| w[1].as_str()).collect()
+    }
+
+    #[test]
+    fn only_an_emulated_guest_is_told_the_rate_of_the_host_s_clock() {
+        assert_eq!(
+            values(&text(&boot(), EMULATED), "-append"),
+            ["console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 imp.channel=c"]
+        );
+        let kvm = Host { accelerator: Accelerator::Kvm, ..EMULATED };
+        assert_eq!(values(&text(&boot(), kvm), "-append"), ["console=ttyS0 quiet reboot=t panic=-1 imp.channel=c"]);
+        assert_eq!(values(&text(&boot(), kvm), "-accel"), ["kvm"]);
+    }
+
+    #[test]
+    fn a_path_with_commas_and_quotes_stays_one_path() {
+        let args = text(&boot(), EMULATED);
+        let drives: Vec<Value> =
+            values(&args, "-blockdev").iter().map(|d| serde_json::from_str(d).unwrap()).collect();
+        assert_eq!(drives[0]["filename"], "/d/a,b\"c");
+        assert_eq!(drives[0]["read-only"], true);
+        assert_eq!(drives[0]["locking"], "off");
+        assert!(drives[1].get("read-only").is_none() && drives[1].get("locking").is_none());
+    }
+
+    #[test]
+    fn a_drive_limit_covers_all_drives_together() {
+        let mut boot = boot();
+        boot.drive_limit = DriveLimit { bytes_per_second: Some(1 << 20), requests_per_second: None };
+        let args = text(&boot, EMULATED);
+        let group: Value = serde_json::from_str(values(&args, "-object")[0]).unwrap();
+        assert_eq!(group["limits"], json!({"bps-total": 1 << 20}));
+        let devices = values(&args, "-device").join(" ");
+        assert!(devices.contains("drive=base-limited") && devices.contains("drive=scratch-limited"), "{devices}");
+    }
+
+    #[test]
+    fn there_is_a_network_device_exactly_when_there_is_a_network() {
+        assert!(values(&text(&boot(), EMULATED), "-netdev").is_empty());
+        let mut boot = boot();
+        let socket = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        boot.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), socket });
+        let args = text(&boot, EMULATED);
+        assert_eq!(values(&args, "-netdev"), ["stream,id=net0,server=off,addr.type=fd,addr.str=13"]);
+        assert!(args.iter().any(|a| a.contains("mac=52:54:00:00:00:01") && a.contains("guest_announce=off")));
+    }
+}

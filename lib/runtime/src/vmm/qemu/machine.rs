@@ -1,0 +1,128 @@
+//! One QEMU process and its sockets.
+//!
+//! The sockets listen before QEMU starts and are handed to it, so that nobody polls for their appearance and a stale
+//! one of an earlier run is never talked to.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use imp_sys::spawn::{Program, spawn_detached};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::args::{self, Descriptors, Host};
+use super::qmp::{Qmp, Shutdown};
+use crate::console::Recorder;
+use crate::layout::VmLayout;
+use crate::process::Process;
+use crate::status::VmmEnd;
+use crate::vmm::{BootConfig, Error, Machine};
+
+/// What QEMU's last words may take to arrive once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+pub(super) fn spawn(program: &Path, host: Host, boot: &BootConfig, vm: &VmLayout) -> Result<Process, Error> {
+    let monitor = listen(&vm.monitor_socket())?;
+    let channel = listen(&vm.channel_socket())?;
+    let console = listen(&vm.console_socket())?;
+    let network = boot.network.as_ref().map(|network| network.socket.as_fd());
+    let descriptors = Descriptors {
+        monitor: monitor.as_raw_fd(),
+        channel: channel.as_raw_fd(),
+        console: console.as_raw_fd(),
+        network: network.map(|socket| socket.as_raw_fd()),
+    };
+    let arguments = args::arguments(boot, host, descriptors);
+    let mut inherited = vec![monitor.as_fd(), channel.as_fd(), console.as_fd()];
+    inherited.extend(network);
+    start(program, &arguments, &inherited, vm)
+}
+
+fn start(
+    program: &Path,
+    arguments: &[std::ffi::OsString],
+    inherited: &[BorrowedFd<'_>],
+    vm: &VmLayout,
+) -> Result<Process, Error> {
+    let open = |path: &Path, options: &OpenOptions| {
+        options.open(path).map_err(|source| Error::Open { path: path.to_owned(), source })
+    };
+    let null: File = open(Path::new("/dev/null"), OpenOptions::new().read(true).write(true))?;
+    let log: File = open(&vm.vmm_log(), OpenOptions::new().create(true).append(true))?;
+    let pid = spawn_detached(&Program {
+        path: program,
+        arguments,
+        environment: &[],
+        stdin: null.as_fd(),
+        stdout: log.as_fd(),
+        stderr: log.as_fd(),
+        inherited,
+    })
+    .map_err(|source| Error::Spawn { program: program.to_owned(), source })?;
+    Process::of_child(pid).map_err(Error::Hold)
+}
+
+/// A socket of an earlier run is removed first: its owner is known to be gone.
+fn listen(path: &Path) -> Result<UnixListener, Error> {
+    let bound = match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => UnixListener::bind(path),
+    };
+    bound.map_err(|source| Error::Listen { path: path.to_owned(), source })
+}
+
+async fn connect(path: &Path) -> Result<UnixStream, Error> {
+    UnixStream::connect(path).await.map_err(|source| Error::Connect { path: path.to_owned(), source })
+}
+
+struct QemuMachine {
+    process: Process,
+    qmp: Qmp,
+    console: Recorder,
+    channel: std::path::PathBuf,
+}
+
+pub(super) async fn attach(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
+    let console = connect(&vm.console_socket()).await?;
+    let console = Recorder::start(console, vm.console(), vm.earlier_console());
+    let qmp = Qmp::handshake(connect(&vm.monitor_socket()).await?).await.map_err(Error::Monitor)?;
+    Ok(Box::new(QemuMachine { process, qmp, console, channel: vm.channel_socket() }))
+}
+
+impl Machine for QemuMachine {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn connect_channel(&self) -> BoxFuture<'_, Result<UnixStream, Error>> {
+        Box::pin(connect(&self.channel))
+    }
+
+    fn pause(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { self.qmp.execute("stop").await.map(drop).map_err(Error::Monitor) })
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { self.qmp.execute("cont").await.map(drop).map_err(Error::Monitor) })
+    }
+
+    fn ended(&self) -> BoxFuture<'_, VmmEnd> {
+        Box::pin(async {
+            let end = self.process.ended().await;
+            let words = async {
+                self.console.finished().await;
+                self.qmp.closed().await
+            };
+            match timeout(LAST_WORDS, words).await.ok().flatten() {
+                Some(Shutdown::PoweredOff) => VmmEnd::PoweredOff,
+                Some(Shutdown::Reset) => VmmEnd::Reset,
+                None => end,
+            }
+        })
+    }
+}

@@ -1,0 +1,257 @@
+//! QEMU's control protocol (docs/interop/qmp-spec of QEMU): JSON lines, every wait with a deadline, every line bounded.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
+
+/// A QEMU that has not answered by then is stuck. Long, because a machine under load may stop it for seconds.
+const ANSWER: Duration = Duration::from_secs(10);
+const LONGEST_LINE: usize = 1 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no answer to {command} within {} s", ANSWER.as_secs())]
+    Late { command: &'static str },
+    #[error("the control connection was closed before {command} was answered")]
+    Closed { command: &'static str },
+    #[error("{command} was refused: {class}: {description}")]
+    Refused { command: &'static str, class: String, description: String },
+    #[error("the control connection failed")]
+    Connection(#[from] io::Error),
+    #[error("a line on the control connection could not be read")]
+    Line(#[from] LinesCodecError),
+    #[error("the control connection began with {line:?} instead of a greeting")]
+    NoGreeting { line: String },
+}
+
+/// Why the guest stopped, when QEMU said so before it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shutdown {
+    PoweredOff,
+    Reset,
+}
+
+/// A control connection after its handshake. It ends with its last clone.
+#[derive(Debug, Clone)]
+pub struct Qmp {
+    commands: mpsc::Sender<Request>,
+    shutdown: watch::Receiver<Option<Shutdown>>,
+}
+
+#[derive(Debug)]
+struct Request {
+    command: &'static str,
+    answer: oneshot::Sender<Result<Value, Refusal>>,
+}
+
+#[derive(Debug)]
+struct Refusal {
+    class: String,
+    description: String,
+}
+
+type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>>>;
+
+impl Qmp {
+    pub async fn handshake(stream: UnixStream) -> Result<Self, Error> {
+        let (read, write) = stream.into_split();
+        let mut lines = FramedRead::new(read, LinesCodec::new_with_max_length(LONGEST_LINE));
+        let greeting = timeout(ANSWER, lines.next())
+            .await
+            .map_err(|_| Error::Late { command: "the connection" })?
+            .ok_or(Error::Closed { command: "the connection" })??;
+        let is_greeting = serde_json::from_str::<Value>(&greeting).is_ok_and(|v| v.get("QMP").is_some());
+        if !is_greeting {
+            return Err(Error::NoGreeting { line: greeting.chars().take(80).collect() });
+        }
+        let waiting = Waiting::default();
+        let (commands, requests) = mpsc::channel(8);
+        let (announce, shutdown) = watch::channel(None);
+        tokio::spawn(write_requests(write, requests, Arc::clone(&waiting)));
+        tokio::spawn(read_answers(lines, waiting, announce));
+        let qmp = Self { commands, shutdown };
+        qmp.execute("qmp_capabilities").await?;
+        Ok(qmp)
+    }
+
+    /// Executes a command without arguments.
+    pub async fn execute(&self, command: &'static str) -> Result<Value, Error> {
+        let (answer, answered) = oneshot::channel();
+        let whole = async {
+            self.commands.send(Request { command, answer }).await.map_err(|_| Error::Closed { command })?;
+            answered.await.map_err(|_| Error::Closed { command })
+        };
+        let result = timeout(ANSWER, whole).await.map_err(|_| Error::Late { command })??;
+        result.map_err(|Refusal { class, description }| Error::Refused { command, class, description })
+    }
+
+    /// Waits until QEMU has closed the connection; says why the guest stopped if that was announced.
+    pub async fn closed(&self) -> Option<Shutdown> {
+        let mut shutdown = self.shutdown.clone();
+        while shutdown.changed().await.is_ok() {}
+        *shutdown.borrow()
+    }
+}
+
+async fn write_requests(mut write: OwnedWriteHalf, mut requests: mpsc::Receiver<Request>, waiting: Waiting) {
+    let mut id = 0_u64;
+    while let Some(Request { command, answer }) = requests.recv().await {
+        id += 1;
+        lock(&waiting).insert(id, answer);
+        let line = format!("{}\n", json!({"execute": command, "id": id}));
+        if let Err(error) = write.write_all(line.as_bytes()).await {
+            tracing::debug!(%error, "control connection ended");
+            lock(&waiting).clear();
+            return;
+        }
+    }
+}
+
+async fn read_answers(
+    mut lines: FramedRead<OwnedReadHalf, LinesCodec>,
+    waiting: Waiting,
+    announce: watch::Sender<Option<Shutdown>>,
+) {
+    while let Some(line) = lines.next().await {
+        let message = match line {
+            Ok(line) => serde_json::from_str(&line).unwrap_or(Value::Null),
+            Err(error) => {
+                tracing::warn!(%error, "control connection broke");
+                break;
+            }
+        };
+        match Message::parse(&message) {
+            Message::Answer { id, result } => {
+                if let Some(answer) = lock(&waiting).remove(&id) {
+                    // The asker may have given up.
+                    let _ = answer.send(result);
+                }
+            }
+            Message::Shutdown(shutdown) => {
+                announce.send_replace(Some(shutdown));
+            }
+            Message::Other => {}
+        }
+    }
+    lock(&waiting).clear();
+}
+
+fn lock(waiting: &Waiting) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+enum Message {
+    Answer { id: u64, result: Result<Value, Refusal> },
+    Shutdown(Shutdown),
+    Other,
+}
+
+impl Message {
+    fn parse(message: &Value) -> Self {
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+        if let Some(id) = message.get("id").and_then(Value::as_u64) {
+            let result = match (message.get("return"), message.get("error")) {
+                (Some(value), _) => Ok(value.clone()),
+                (None, error) => {
+                    let part = |name| text(error.and_then(|e| e.get(name)));
+                    Err(Refusal { class: part("class"), description: part("desc") })
+                }
+            };
+            return Self::Answer { id, result };
+        }
+        if message.get("event").and_then(Value::as_str) == Some("SHUTDOWN") {
+            match text(message.pointer("/data/reason")).as_str() {
+                "guest-shutdown" => return Self::Shutdown(Shutdown::PoweredOff),
+                "guest-reset" | "guest-panic" => return Self::Shutdown(Shutdown::Reset),
+                _ => {}
+            }
+        }
+        Self::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, BufReader};
+
+    use super::*;
+
+    /// A QEMU that greets, answers the handshake, then sends what it is told to for each command.
+    fn fake(answers: Vec<String>) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        tokio::spawn(async move {
+            let (read, mut write) = theirs.into_split();
+            let mut lines = BufReader::new(read).lines();
+            write.write_all(b"{\"QMP\": {\"version\": {}}}\n").await.unwrap();
+            let handshake = std::iter::once("{\"return\": {}, \"id\": 1}".to_owned());
+            for answer in handshake.chain(answers) {
+                if lines.next_line().await.unwrap().is_none() {
+                    return;
+                }
+                write.write_all(answer.as_bytes()).await.unwrap();
+                write.write_all(b"\n").await.unwrap();
+            }
+        });
+        ours
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_found_among_events_and_noise() {
+        let answer = "{\"event\": \"RTC_CHANGE\"}\nnoise\n{\"return\": 9, \"id\": 77}\n{\"return\": 5, \"id\": 2}";
+        let qmp = Qmp::handshake(fake(vec![answer.into()])).await.unwrap();
+        assert_eq!(qmp.execute("stop").await.unwrap(), json!(5));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_says_what_was_refused_and_why() {
+        let answer = "{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}, \"id\": 2}";
+        let qmp = Qmp::handshake(fake(vec![answer.into()])).await.unwrap();
+        let error = qmp.execute("cont").await.unwrap_err();
+        assert_eq!(error.to_string(), "cont was refused: GenericError: no");
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_shutdown_is_kept_until_the_connection_has_closed() {
+        for (reason, shutdown) in [
+            ("guest-shutdown", Some(Shutdown::PoweredOff)),
+            ("guest-reset", Some(Shutdown::Reset)),
+            ("host-signal", None),
+        ] {
+            let event = json!({"event": "SHUTDOWN", "data": {"guest": true, "reason": reason}});
+            let qmp = Qmp::handshake(fake(vec![event.to_string()])).await.unwrap();
+            assert!(matches!(qmp.execute("stop").await, Err(Error::Closed { command: "stop" })));
+            assert_eq!(qmp.closed().await, shutdown, "{reason}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_peer_is_given_up() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert!(matches!(Qmp::handshake(ours).await, Err(Error::Late { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_given_up() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let flood = tokio::spawn(async move { while theirs.write_all(&[b'x'; 1 << 16]).await.is_ok() {} });
+        assert!(matches!(Qmp::handshake(ours).await, Err(Error::Line(_))));
+        flood.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn another_protocol_is_named() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"SSH-2.0\n").await.unwrap();
+        assert!(matches!(Qmp::handshake(ours).await, Err(Error::NoGreeting { .. })));
+    }
+}

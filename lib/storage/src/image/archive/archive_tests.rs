@@ -1,0 +1,67 @@
+use std::fs;
+
+use proptest::prelude::*;
+
+use super::files::Files;
+use super::*;
+
+/// A tar of these files and symbolic links.
+fn tar(files: &[(&str, &[u8])], links: &[(&str, &str)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        builder.append_data(&mut header, name, *content).unwrap();
+    }
+    for (name, to) in links {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        builder.append_link(&mut header, name, to).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn opened(bytes: &[u8]) -> Result<Files, Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.tar");
+    fs::write(&path, bytes).unwrap();
+    Files::tar(&path, folder.path())
+}
+
+#[test]
+fn files_are_found_by_name_and_through_links_within_the_archive() {
+    let bytes = tar(
+        &[("./a/layer.tar", b"first"), ("a/layer.tar", b"second"), ("b", b"b")],
+        &[("c/layer.tar", "../a/layer.tar"), ("d", "c/layer.tar"), ("circle", "circle"), ("out", "../../etc/passwd")],
+    );
+    let files = opened(&bytes).unwrap();
+    for name in ["a/layer.tar", "c/layer.tar", "d"] {
+        assert_eq!(files.read(name, 10).unwrap(), b"second", "{name}");
+    }
+    for name in ["circle", "out", "none", "", "../b", "/b"] {
+        assert!(matches!(files.read(name, 10), Err(Error::MissingFile { .. })), "{name}");
+    }
+    assert!(matches!(files.read("d", 5), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn a_member_that_claims_more_than_the_file_has_is_refused() {
+    let bytes = tar(&[("a", &[7; 4000])], &[]);
+    assert!(matches!(opened(&bytes[..2000]), Err(Error::Tar { .. })));
+}
+
+proptest! {
+    #[test]
+    fn a_tar_changed_anywhere_is_read_or_refused(at in 0usize..3000, byte: u8, length in 0usize..4000) {
+        let mut bytes = tar(&[("manifest.json", b"[]"), ("b/c", b"content")], &[("l", "b/c")]);
+        bytes.truncate(length.max(1));
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        if let Ok(files) = opened(&bytes) {
+            for name in ["manifest.json", "b/c", "l"] {
+                let _ = files.read(name, 1 << 20);
+            }
+        }
+    }
+}

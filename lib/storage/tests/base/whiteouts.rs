@@ -1,0 +1,77 @@
+//! Which names of lower layers an image still has.
+
+use crate::ext4_reader::DIRECTORY;
+use crate::support::image;
+use crate::tar_builder::{Header, Tar};
+
+fn lower() -> Tar {
+    Tar::new()
+        .directory("d")
+        .file("d/old", "old")
+        .directory("d/sub")
+        .file("d/sub/deep", "deep")
+        .file("top", "top")
+}
+
+#[test]
+fn a_whiteout_hides_a_file_and_a_whole_directory() {
+    let image = image([lower(), Tar::new().whiteout("top").whiteout("d/sub")]);
+    assert_eq!(image.names_of_all(), ["d", "d/old"]);
+}
+
+#[test]
+fn an_opaque_directory_keeps_what_its_own_layer_has_wherever_the_mark_stands() {
+    let marks: [fn(Tar) -> Tar; 2] = [
+        |tar| tar.opaque("d").file("d/new", "new").file("d/sub/x", "x"),
+        |tar| tar.file("d/new", "new").file("d/sub/x", "x").opaque("d"),
+    ];
+    for mark in marks {
+        let image = image([lower(), mark(Tar::new())]);
+        assert_eq!(image.names_of_all(), ["d", "d/new", "d/sub", "d/sub/x", "top"]);
+    }
+}
+
+#[test]
+fn a_directory_below_an_opaque_one_forgets_the_attributes_it_had_below() {
+    let base = Tar::new().directory("d").header(Header::new(b'5', "d/sub").mode(0o700));
+    let image = image([base, Tar::new().file("d/sub/x", "x").opaque("d")]);
+    assert_eq!(image.node("d/sub").mode, DIRECTORY | 0o755);
+}
+
+#[test]
+fn a_file_deleted_and_added_again_in_one_layer_is_there() {
+    for upper in
+        [Tar::new().whiteout("top").file("top", "again"), Tar::new().file("top", "again").whiteout("top")]
+    {
+        assert_eq!(image([lower(), upper]).text("top"), "again");
+    }
+}
+
+#[test]
+fn a_file_deleted_in_one_layer_comes_back_in_the_next() {
+    let image = image([lower(), Tar::new().whiteout("d"), Tar::new().directory("d").file("d/new", "new")]);
+    assert_eq!(image.names_of_all(), ["d", "d/new", "top"]);
+}
+
+#[test]
+fn a_directory_replaced_in_one_layer_has_only_its_new_content() {
+    for upper in [
+        Tar::new().whiteout("d").directory("d").file("d/new", "new"),
+        Tar::new().directory("d").file("d/new", "new").whiteout("d"),
+    ] {
+        assert_eq!(image([lower(), upper]).names_of_all(), ["d", "d/new", "top"]);
+    }
+}
+
+#[test]
+fn whiteouts_of_what_is_not_there_mean_nothing() {
+    let image = image([Tar::new().whiteout("a").whiteout("b/c").opaque("e").file(".wh..wh.plnk/1", "x")]);
+    assert_eq!(image.names_of_all(), Vec::<&str>::new());
+}
+
+#[test]
+fn a_whiteout_follows_links_in_its_directory_and_stays_inside() {
+    let base = Tar::new().directory("usr/bin").file("usr/bin/tool", "x").symlink("bin", "/usr/bin");
+    let image = image([base, Tar::new().whiteout("bin/tool")]);
+    assert_eq!(image.names_of_all(), ["bin", "usr", "usr/bin"]);
+}

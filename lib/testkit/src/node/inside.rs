@@ -1,0 +1,168 @@
+//! Tests that run in a node: written like any other, and re-executed there where the host cannot run guests itself.
+
+use std::env;
+use std::io::{self, Write as _};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::{Command, Error, NodeVm, Piece, kvm};
+use crate::machine;
+
+/// Set in the node, where a test runs its own body.
+const IN_NODE: &str = "IMP_IN_NODE";
+/// Where such tests run: `node` or `host`; without it, a trial tells.
+const PLACE: &str = "IMP_LAB";
+/// Variables with these beginnings go with the test.
+const PASSED_ON: [&str; 3] = ["IMP_", "RUST_", "CARGO_"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Host,
+    Node,
+}
+
+/// Runs the body of a test where guests run with KVM: here, if they do, or else in a node, in which this test's program
+/// is started again with this test alone. Call it first in the test, and everything else in `body`.
+///
+/// ```no_run
+/// # use imp_testkit::node;
+/// // #[test]
+/// fn firecracker_says_its_version() {
+///     node::inside(|| {
+///         let path = node::artefacts::firecracker().unwrap();
+///         assert!(std::process::Command::new(path).arg("--version").status().unwrap().success());
+///     });
+/// }
+/// ```
+///
+/// All tests of one program share a node and run in it one after another; after a failure the next gets a new one.
+pub fn inside(body: impl FnOnce()) {
+    inside_within(Duration::from_secs(120), body);
+}
+
+/// The same with a deadline of its own, which a body on the host is trusted to keep by itself.
+pub fn inside_within(deadline: Duration, body: impl FnOnce()) {
+    if env::var_os(IN_NODE).is_some() || place() == Place::Host {
+        return body();
+    }
+    let test = thread::current().name().filter(|name| *name != "main").map(str::to_owned);
+    let test = test.expect("node::inside is called by a test itself, whose thread has the test's name");
+    if let Err(error) = in_node(&test, deadline) {
+        panic(&test, &error);
+    }
+}
+
+#[expect(clippy::panic, reason = "that is how a test fails")]
+fn panic(test: &str, error: &Error) -> ! {
+    let mut text = match error {
+        // What it said was shown as it came.
+        Error::Failed { output, .. } => format!("exit code {:?}, its output is above", output.code()),
+        error => error.to_string(),
+    };
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!("\n  because: {error}"));
+        cause = error.source();
+    }
+    panic!("{test} failed in its node: {text}");
+}
+
+/// Decided once per process, and said aloud.
+fn place() -> Place {
+    static PLACE_OF_ALL: OnceLock<Place> = OnceLock::new();
+    *PLACE_OF_ALL.get_or_init(|| {
+        let (place, why) = match env::var(PLACE).as_deref() {
+            Ok("node") => (Place::Node, format!("{PLACE}=node")),
+            Ok("host") => (Place::Host, format!("{PLACE}=host")),
+            _ if kvm::works() => (Place::Host, "KVM runs guests here".to_owned()),
+            _ => (Place::Node, "KVM runs no guests here".to_owned()),
+        };
+        let text = match place {
+            Place::Host => format!("lab: {why}: these tests run on this machine itself\n"),
+            Place::Node => format!("lab: {why}: these tests run in a node VM\n"),
+        };
+        // Not by a macro, whose output the test harness would keep to itself.
+        let _ = io::stderr().write_all(text.as_bytes());
+        place
+    })
+}
+
+fn in_node(test: &str, deadline: Duration) -> Result<(), Error> {
+    static NODE: Mutex<Option<NodeVm>> = Mutex::new(None);
+    let mut place = NODE.lock().unwrap_or_else(PoisonError::into_inner);
+    let node = match place.take() {
+        Some(node) => node,
+        None => start()?,
+    };
+    let result = run(&node, test, deadline);
+    match &result {
+        Ok(()) => *place = Some(node),
+        Err(_) => eprintln!("{}", node.save_logs()),
+    }
+    result
+}
+
+fn start() -> Result<NodeVm, Error> {
+    let mut node = NodeVm::builder();
+    // Files beside a test's source, which it names by this.
+    if let Some(package) = env::var_os("CARGO_MANIFEST_DIR") {
+        node = node.share(package);
+    }
+    node.start()
+}
+
+fn run(node: &NodeVm, test: &str, deadline: Duration) -> Result<(), Error> {
+    let program = env::current_exe().unwrap_or_default().display().to_string();
+    let mut command = Command::new(program)
+        .arguments([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
+        .environment(IN_NODE, "1")
+        .deadline(deadline);
+    for (name, value) in env::vars().filter(|(name, _)| PASSED_ON.iter().any(|start| name.starts_with(start)))
+    {
+        command = command.environment(&name, &value);
+    }
+    // The same cache, so that fixtures made on the host are found.
+    if let Some(parent) = machine::cache()?.parent() {
+        command = command.environment("XDG_CACHE_HOME", &parent.display().to_string());
+    }
+    if let Ok(package) = env::var("CARGO_MANIFEST_DIR") {
+        command = command.directory(package);
+    }
+    let text = command.to_string();
+    let mut process = node.spawn(command)?;
+    while let Some(piece) = process.next_piece()? {
+        // By the macros, so that the harness shows it with this test, and when it fails.
+        match piece {
+            Piece::Output(bytes) => print!("{}", String::from_utf8_lossy(&bytes)),
+            Piece::Errors(bytes) => eprint!("{}", String::from_utf8_lossy(&bytes)),
+        }
+    }
+    let output = process.wait()?;
+    // A program without this test, or with another one, ends well, too.
+    if output.code() == Some(0) && ran_one(&output.text()) {
+        return Ok(());
+    }
+    Err(Error::Failed { command: text, output: Box::new(output) })
+}
+
+/// Whether the harness says that one test ran and passed.
+fn ran_one(output: &str) -> bool {
+    output.lines().any(|line| line.starts_with("test result: ok. 1 passed; 0 failed;"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_in_which_no_test_ran_has_not_passed() {
+        assert!(ran_one(
+            "\nrunning 1 test\ntest a ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0\n"
+        ));
+        assert!(!ran_one(
+            "\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured;\n"
+        ));
+        assert!(!ran_one(""));
+    }
+}

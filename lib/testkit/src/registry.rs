@@ -1,0 +1,92 @@
+//! A real registry for tests, and a proxy in front of it that misbehaves as told.
+
+mod fault_proxy;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, bail, ensure};
+
+pub use fault_proxy::{FaultProxy, Reaction, Request};
+
+use crate::machine::program;
+
+/// The distribution project's registry, on a port of its own of 127.0.0.1, over plain HTTP. It ends with this value.
+#[derive(Debug)]
+pub struct Registry {
+    process: Child,
+    address: String,
+    folder: tempfile::TempDir,
+}
+
+impl Registry {
+    pub fn start() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = folder.path().join("config.yml");
+        let root = folder.path().join("data");
+        let text = format!(
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n  secret: tests\n",
+            root.display()
+        );
+        fs::write(&config, text)?;
+        let mut process = Command::new(program("docker-registry")?)
+            .arg("serve")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let log = process.stderr.take().context("the registry has no log")?;
+        let mut lines = BufReader::new(log).lines();
+        let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
+            let (_, rest) = line.split_once("listening on ")?;
+            Some(rest.split(['"', ' ']).next()?.to_owned())
+        });
+        // Nobody reads the rest; a full pipe would stop the registry.
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        let Some(address) = address else {
+            let _ = process.kill();
+            let _ = process.wait();
+            bail!("the registry ended before it listened")
+        };
+        Ok(Self { process, address, folder })
+    }
+
+    /// HOST:PORT
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Pushes the image with this tag from an OCI layout, all its platforms, to `repository:tag`.
+    pub fn push(&self, layout: &Path, tag: &str, repository: &str) -> anyhow::Result<()> {
+        let output = Command::new(program("skopeo")?)
+            .args([
+                "copy",
+                "--all",
+                "--quiet",
+                "--preserve-digests",
+                "--dest-tls-verify=false",
+                "--insecure-policy",
+            ])
+            .arg(format!("oci:{}:{tag}", layout.display()))
+            .arg(format!("docker://{}/{repository}:{tag}", self.address))
+            .stdin(Stdio::null())
+            .output()?;
+        ensure!(output.status.success(), "skopeo: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// Where the registry keeps its data.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
