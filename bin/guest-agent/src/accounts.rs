@@ -81,7 +81,9 @@ impl Accounts {
         if user.is_empty() {
             return groups;
         }
-        for entry in self.groups().filter(|entry| entry.members.split(|byte| *byte == b',').any(|name| name == user)) {
+        for entry in
+            self.groups().filter(|entry| entry.members.split(|byte| *byte == b',').any(|name| name == user))
+        {
             if !groups.contains(&entry.gid) && groups.len() < MOST_GROUPS {
                 groups.push(entry.gid);
             }
@@ -147,14 +149,19 @@ mod tests {
             passwd: b"root:x:0:0:root:/root:/bin/sh\nbroken\napp:x:1000:1001::/srv/app:/bin/false\n\
                 77:x:5:6::/odd:\nhomeless:x:9:9\n"
                 .to_vec(),
-            group: b"root:x:0:\napp:x:1001:\ndisk:x:6:app,other\nwheel:x:10:other,app\napplause:x:11:applause\n".to_vec(),
+            group:
+                b"root:x:0:\napp:x:1001:\ndisk:x:6:app,other\nwheel:x:10:other,app\napplause:x:11:applause\n"
+                    .to_vec(),
         }
     }
 
     #[test]
     fn a_user_by_name_gets_its_group_its_memberships_and_its_home() {
         let account = accounts().resolve("app").unwrap();
-        assert_eq!(account, Account { uid: 1000, gid: 1001, groups: vec![1001, 6, 10], home: b"/srv/app".to_vec() });
+        assert_eq!(
+            account,
+            Account { uid: 1000, gid: 1001, groups: vec![1001, 6, 10], home: b"/srv/app".to_vec() }
+        );
         assert_eq!(accounts().resolve("1000").unwrap(), account);
     }
 

@@ -13,7 +13,9 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 use imp_protocol::guest::write_archive_input::Input;
-use imp_protocol::guest::{FileChunk, OpenArchive, ReadArchiveRequest, WriteArchiveInput, WriteArchiveResponse};
+use imp_protocol::guest::{
+    FileChunk, OpenArchive, ReadArchiveRequest, WriteArchiveInput, WriteArchiveResponse,
+};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
@@ -35,7 +37,11 @@ pub(crate) async fn serve_read(
     let path = path_of(&request.path)?;
     // Looked at before the answer starts, so that a wrong path is an error of the call.
     let path = files::work(move || {
-        let resolved = if request.follow_link { fs::canonicalize(&path) } else { fs::symlink_metadata(&path).map(|_| path.clone()) };
+        let resolved = if request.follow_link {
+            fs::canonicalize(&path)
+        } else {
+            fs::symlink_metadata(&path).map(|_| path.clone())
+        };
         resolved.map_err(Error::file("cannot archive", &path))
     })
     .await?;
@@ -152,7 +158,9 @@ struct ToHost {
 
 impl ToHost {
     fn send(&mut self, data: Vec<u8>) -> io::Result<()> {
-        self.chunks.blocking_send(Ok(FileChunk { data: data.into() })).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.chunks
+            .blocking_send(Ok(FileChunk { data: data.into() }))
+            .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 

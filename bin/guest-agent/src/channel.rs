@@ -31,7 +31,9 @@ pub(crate) enum Endpoint {
 pub enum Error {
     #[error("the virtio-serial port cannot be waited for")]
     Port(#[source] io::Error),
-    #[error("vsock port {port} cannot be listened on; is the kernel's module vmw_vsock_virtio_transport loaded?")]
+    #[error(
+        "vsock port {port} cannot be listened on; is the kernel's module vmw_vsock_virtio_transport loaded?"
+    )]
     Vsock { port: u32, source: io::Error },
 }
 

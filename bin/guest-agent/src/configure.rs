@@ -58,7 +58,8 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     pub(crate) fn parse(request: ConfigureRequest) -> Result<Self, Error> {
-        let letters = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'));
+        let letters =
+            |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'));
         if request.hostname.len() > LONGEST_HOSTNAME || !letters(&request.hostname) {
             return Err(Error::Hostname(request.hostname.chars().take(LONGEST_HOSTNAME).collect()));
         }
@@ -88,7 +89,8 @@ impl Wanted {
 
 fn plain_path(text: &str) -> Result<PathBuf, Error> {
     let path = PathBuf::from(text);
-    let whole = path.is_absolute() && path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+    let whole =
+        path.is_absolute() && path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
     if whole && !text.contains('\0') { Ok(path) } else { Err(Error::PlainPath(text.to_owned())) }
 }
 
@@ -104,7 +106,8 @@ pub(crate) fn configure(wanted: &Wanted, scratch: Option<&OwnedFd>) -> Configure
     });
     etc::write(Path::new("/etc"), &wanted.names);
     done("loopback", network::bring_up_loopback());
-    let network_configured = wanted.network.as_ref().is_some_and(|interface| done("network", network::configure(interface)));
+    let network_configured =
+        wanted.network.as_ref().is_some_and(|interface| done("network", network::configure(interface)));
     if let Some(scratch) = scratch {
         for path in &wanted.plain_paths {
             done("plain path", make_plain(path, scratch));
@@ -142,7 +145,8 @@ fn make_plain(path: &Path, scratch: &OwnedFd) -> Result<(), PlainError> {
     if same_disk {
         return Ok(());
     }
-    let name: Vec<u8> = path.as_os_str().as_bytes().iter().map(|byte| if *byte == b'/' { b'%' } else { *byte }).collect();
+    let name: Vec<u8> =
+        path.as_os_str().as_bytes().iter().map(|byte| if *byte == b'/' { b'%' } else { *byte }).collect();
     let source = Path::new(&scratch_path).join("plain").join(std::ffi::OsStr::from_bytes(&name));
     if !source.is_dir() {
         DirBuilder::new().recursive(true).mode(0o711).create(&source)?;
@@ -173,7 +177,10 @@ mod tests {
     #[test]
     fn an_empty_request_asks_for_the_plain_paths_of_container_tools() {
         let wanted = Wanted::parse(ConfigureRequest::default()).unwrap();
-        assert_eq!(wanted.plain_paths, [PathBuf::from("/var/lib/docker"), PathBuf::from("/var/lib/containerd")]);
+        assert_eq!(
+            wanted.plain_paths,
+            [PathBuf::from("/var/lib/docker"), PathBuf::from("/var/lib/containerd")]
+        );
         assert!(wanted.clock.is_none() && wanted.entropy.is_none() && wanted.hostname.is_none());
     }
 }

@@ -16,10 +16,10 @@ use imp_protocol::guest::files_server::Files;
 use imp_protocol::guest::write_archive_input::Input as ArchiveInput;
 use imp_protocol::guest::write_file_input::Input as FileInput;
 use imp_protocol::guest::{
-    FileChunk, ListFilesRequest, ListFilesResponse, MakeDirectoryRequest, MakeDirectoryResponse, MoveRequest, MoveResponse,
-    ReadArchiveRequest, ReadFileRequest, RemoveRequest, RemoveResponse, SetAttributesRequest, SetAttributesResponse,
-    StatRequest, StatResponse, WatchEvent, WatchRequest, WriteArchiveInput, WriteArchiveResponse, WriteFileInput,
-    WriteFileResponse,
+    FileChunk, ListFilesRequest, ListFilesResponse, MakeDirectoryRequest, MakeDirectoryResponse, MoveRequest,
+    MoveResponse, ReadArchiveRequest, ReadFileRequest, RemoveRequest, RemoveResponse, SetAttributesRequest,
+    SetAttributesResponse, StatRequest, StatResponse, WatchEvent, WatchRequest, WriteArchiveInput,
+    WriteArchiveResponse, WriteFileInput, WriteFileResponse,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -92,7 +92,8 @@ impl Files for Guest {
         let request = request.into_inner();
         let path = path_of(&request.path)?;
         let attributes = Attributes::from(request.attributes);
-        let parents = if request.parents { attributes::Parents::Make } else { attributes::Parents::MustExist };
+        let parents =
+            if request.parents { attributes::Parents::Make } else { attributes::Parents::MustExist };
         work(move || attributes::make_directory(&path, parents, &attributes)).await?;
         Ok(Response::new(MakeDirectoryResponse {}))
     }
@@ -108,7 +109,9 @@ impl Files for Guest {
     async fn remove(&self, request: Request<RemoveRequest>) -> Result<Response<RemoveResponse>, Status> {
         let request = request.into_inner();
         let path = path_of(&request.path)?;
-        let result = work(move || if request.recursive { remove_tree(&path) } else { remove::remove_one(&path) }).await;
+        let result =
+            work(move || if request.recursive { remove_tree(&path) } else { remove::remove_one(&path) })
+                .await;
         match result {
             Err(status) if request.missing_is_fine && status.code() == tonic::Code::NotFound => {}
             result => result?,
@@ -137,7 +140,10 @@ impl Files for Guest {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    async fn write(&self, request: Request<Streaming<WriteFileInput>>) -> Result<Response<WriteFileResponse>, Status> {
+    async fn write(
+        &self,
+        request: Request<Streaming<WriteFileInput>>,
+    ) -> Result<Response<WriteFileResponse>, Status> {
         let mut inputs = request.into_inner();
         let Some(FileInput::Open(open)) = inputs.message().await?.and_then(|first| first.input) else {
             return Err(Status::invalid_argument("the first message must be `open`"));
@@ -153,6 +159,8 @@ impl Files for Guest {
                 sink = Some(work(move || open.write(&bytes).map(|()| open)).await?);
             }
         }
+        // A stream that the host has reset looks ended too, but then this call is dropped when it next waits.
+        tokio::task::yield_now().await;
         let size = match sink {
             Some(sink) => work(move || sink.finish()).await?,
             None => 0,
@@ -160,7 +168,10 @@ impl Files for Guest {
         Ok(Response::new(WriteFileResponse { size }))
     }
 
-    async fn read_archive(&self, request: Request<ReadArchiveRequest>) -> Result<Response<Self::ReadArchiveStream>, Status> {
+    async fn read_archive(
+        &self,
+        request: Request<ReadArchiveRequest>,
+    ) -> Result<Response<Self::ReadArchiveStream>, Status> {
         archive::serve_read(&self.0, request.into_inner()).await
     }
 
@@ -181,6 +192,8 @@ impl Files for Guest {
 }
 
 /// Work on files, away from the reactor.
-pub(crate) async fn work<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Status> {
+pub(crate) async fn work<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Status> {
     Ok(crate::blocking(work).await??)
 }

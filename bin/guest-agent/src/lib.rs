@@ -28,5 +28,7 @@ pub use shutdown::PowerOff;
 
 /// Runs work that blocks, away from the reactor.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, tonic::Status> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| tonic::Status::internal("the agent failed in this call; others go on"))
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| tonic::Status::internal("the agent failed in this call; others go on"))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use imp_protocol::guest::machine_server::Machine;
 use imp_protocol::guest::{
-    ConfigureRequest, ConfigureResponse, PingRequest, PingResponse, ShutdownRequest, ShutdownResponse, VitalsRequest,
-    VitalsResponse,
+    ConfigureRequest, ConfigureResponse, PingRequest, PingResponse, ShutdownRequest, ShutdownResponse,
+    VitalsRequest, VitalsResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -25,13 +25,18 @@ impl Machine for Guest {
             nonce: request.into_inner().nonce,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
-            uptime_milliseconds: uptime.tv_sec.unsigned_abs() * 1000 + uptime.tv_nsec.unsigned_abs() / 1_000_000,
+            uptime_milliseconds: uptime.tv_sec.unsigned_abs() * 1000
+                + uptime.tv_nsec.unsigned_abs() / 1_000_000,
             boot_id: boot_id.trim_end().to_owned(),
         }))
     }
 
-    async fn configure(&self, request: Request<ConfigureRequest>) -> Result<Response<ConfigureResponse>, Status> {
-        let wanted = Wanted::parse(request.into_inner()).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    async fn configure(
+        &self,
+        request: Request<ConfigureRequest>,
+    ) -> Result<Response<ConfigureResponse>, Status> {
+        let wanted = Wanted::parse(request.into_inner())
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let agent = Arc::clone(&self.0);
         let done = crate::blocking(move || configure::configure(&wanted, agent.scratch())).await?;
         Ok(Response::new(done))
@@ -41,7 +46,10 @@ impl Machine for Guest {
         Ok(Response::new(crate::blocking(vitals::sample).await?))
     }
 
-    async fn shutdown(&self, request: Request<ShutdownRequest>) -> Result<Response<ShutdownResponse>, Status> {
+    async fn shutdown(
+        &self,
+        request: Request<ShutdownRequest>,
+    ) -> Result<Response<ShutdownResponse>, Status> {
         self.shut_down(Duration::from_millis(request.into_inner().grace_milliseconds));
         Ok(Response::new(ShutdownResponse {}))
     }

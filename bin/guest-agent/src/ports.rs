@@ -26,7 +26,10 @@ const READ: usize = 64 << 10;
 impl Ports for Guest {
     type ForwardStream = ReceiverStream<Result<ForwardOutput, Status>>;
 
-    async fn forward(&self, request: Request<Streaming<ForwardInput>>) -> Result<Response<Self::ForwardStream>, Status> {
+    async fn forward(
+        &self,
+        request: Request<Streaming<ForwardInput>>,
+    ) -> Result<Response<Self::ForwardStream>, Status> {
         let mut inputs = request.into_inner();
         let first = tokio::time::timeout(CONNECT, inputs.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no `open` came"))??;
@@ -48,7 +51,9 @@ impl Ports for Guest {
                 Err(End::HostGone) => feed.abort(),
                 Err(End::Port(error)) => {
                     feed.abort();
-                    let _ = outputs.send(Err(Status::aborted(format!("the connection in the guest failed: {error}")))).await;
+                    let _ = outputs
+                        .send(Err(Status::aborted(format!("the connection in the guest failed: {error}"))))
+                        .await;
                 }
             }
         });
@@ -63,12 +68,15 @@ enum End {
 
 async fn connect(open: &OpenPort) -> Result<TcpStream, Status> {
     let port = u16::try_from(open.port).ok().filter(|port| *port > 0);
-    let port = port.ok_or_else(|| Status::invalid_argument(format!("`port` is 1 to 65535, not {}", open.port)))?;
+    let port =
+        port.ok_or_else(|| Status::invalid_argument(format!("`port` is 1 to 65535, not {}", open.port)))?;
     let addresses = if open.address.is_empty() {
         vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)]
     } else {
         let address = open.address.parse();
-        vec![address.map_err(|_| Status::invalid_argument(format!("`address` must be an IP address, not {:?}", open.address)))?]
+        vec![address.map_err(|_| {
+            Status::invalid_argument(format!("`address` must be an IP address, not {:?}", open.address))
+        })?]
     };
     let mut failure = io::Error::from(io::ErrorKind::ConnectionRefused);
     for address in addresses {
@@ -103,8 +111,13 @@ async fn to_port(mut inputs: Streaming<ForwardInput>, mut writer: OwnedWriteHalf
     // A connection that is reset when it is dropped would lose what the host has not read yet: the reader's half holds it.
 }
 
-async fn from_port(reader: OwnedReadHalf, outputs: &mpsc::Sender<Result<ForwardOutput, Status>>) -> Result<(), End> {
-    let send = async |output| outputs.send(Ok(ForwardOutput { output: Some(output) })).await.map_err(|_| End::HostGone);
+async fn from_port(
+    reader: OwnedReadHalf,
+    outputs: &mpsc::Sender<Result<ForwardOutput, Status>>,
+) -> Result<(), End> {
+    let send = async |output| {
+        outputs.send(Ok(ForwardOutput { output: Some(output) })).await.map_err(|_| End::HostGone)
+    };
     send(Output::Opened(PortOpened {})).await?;
     let mut buffer = BytesMut::new();
     loop {

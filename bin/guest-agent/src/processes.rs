@@ -18,8 +18,8 @@ use imp_protocol::guest::exec_output::Output as Answer;
 use imp_protocol::guest::exit_status::How;
 use imp_protocol::guest::processes_server::Processes;
 use imp_protocol::guest::{
-    AttachProcess, ExecInput, ExecOutput, ExitStatus, ListProcessesRequest, ListProcessesResponse, ProcessSpec,
-    ProcessStarted, SignalRequest, SignalResponse, WaitRequest, WaitResponse, signal_request,
+    AttachProcess, ExecInput, ExecOutput, ExitStatus, ListProcessesRequest, ListProcessesResponse,
+    ProcessSpec, ProcessStarted, SignalRequest, SignalResponse, WaitRequest, WaitResponse, signal_request,
 };
 use imp_sys::child::{Error as SpawnError, Step};
 use imp_sys::signals::Number;
@@ -49,7 +49,10 @@ type Answers = mpsc::Sender<Result<ExecOutput, Status>>;
 impl Processes for Guest {
     type ExecStream = ReceiverStream<Result<ExecOutput, Status>>;
 
-    async fn exec(&self, request: Request<Streaming<ExecInput>>) -> Result<Response<Self::ExecStream>, Status> {
+    async fn exec(
+        &self,
+        request: Request<Streaming<ExecInput>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
         let (answers, stream) = mpsc::channel(WAITING_ANSWERS);
         let agent = Arc::clone(&self.0);
         // A task of its own: when the host breaks the stream, somebody must be there to kill what was started.
@@ -61,7 +64,10 @@ impl Processes for Guest {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    async fn list(&self, _: Request<ListProcessesRequest>) -> Result<Response<ListProcessesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<ListProcessesRequest>,
+    ) -> Result<Response<ListProcessesResponse>, Status> {
         let processes = crate::blocking(listing::all).await?;
         Ok(Response::new(ListProcessesResponse { processes }))
     }
@@ -76,7 +82,9 @@ impl Processes for Guest {
             Some(signal_request::Target::Pid(pid)) => {
                 let started = self.processes().running().into_iter().find(|process| process.pid == pid);
                 started.ok_or_else(|| {
-                    Status::not_found(format!("no process that the agent started has pid {pid}; List shows all of them"))
+                    Status::not_found(format!(
+                        "no process that the agent started has pid {pid}; List shows all of them"
+                    ))
                 })?
             }
         };
@@ -97,7 +105,11 @@ impl Processes for Guest {
 
 impl Agent {
     /// One stream of Exec, from its first message to its end.
-    async fn converse(self: &Arc<Self>, mut inputs: Streaming<ExecInput>, answers: &Answers) -> Result<(), Status> {
+    async fn converse(
+        self: &Arc<Self>,
+        mut inputs: Streaming<ExecInput>,
+        answers: &Answers,
+    ) -> Result<(), Status> {
         let first = tokio::time::timeout(FIRST_MESSAGE, inputs.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no `start` or `attach` came"))??;
         match first.and_then(|first| first.input) {
@@ -115,14 +127,17 @@ impl Agent {
     ) -> Result<(), Status> {
         let agent = Arc::clone(self);
         let (reservation, launch, started) = crate::blocking(move || {
-            let launch = Launch::parse(spec, &Accounts::read()).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            let launch = Launch::parse(spec, &Accounts::read())
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
             let reservation = agent.processes().reserve(launch.id.clone()).map_err(|error| match error {
                 table::Error::Taken(_) => Status::already_exists(error.to_string()),
                 table::Error::Full => Status::resource_exhausted(error.to_string()),
             })?;
             let becomes_init = reservation.id().is_main() && handover::is_init(&launch.arguments);
             let started = match agent.supervisor().filter(|_| becomes_init) {
-                Some(supervisor) => supervisor.become_init(&launch).map(|()| None).map_err(NotStarted::from_handover),
+                Some(supervisor) => {
+                    supervisor.become_init(&launch).map(|()| None).map_err(NotStarted::from_handover)
+                }
                 None => start::start(reservation.id(), &launch, agent.forest(), agent.null())
                     .map(Some)
                     .map_err(NotStarted::from_start),
@@ -133,11 +148,18 @@ impl Agent {
         let (process, reader) = match started {
             Ok(Some(started)) => {
                 let agent = Arc::clone(self);
-                Process::take_charge(reservation, &launch, started, move |process| agent.process_ended(process))
-                    .map_err(|error| Status::resource_exhausted(format!("the process could not be supervised: {error}")))?
+                Process::take_charge(reservation, &launch, started, move |process| {
+                    agent.process_ended(process)
+                })
+                .map_err(|error| {
+                    Status::resource_exhausted(format!("the process could not be supervised: {error}"))
+                })?
             }
             Ok(None) => Process::init(reservation, &launch),
-            Err(NotStarted::Program(status)) => return Ok(exited(answers, status).await),
+            Err(NotStarted::Program(status)) => {
+                exited(answers, status).await;
+                return Ok(());
+            }
             Err(NotStarted::Refused(status)) => return Err(status),
         };
         let feed = Feed::spawn(&process, inputs, Stdin::Taken);
@@ -166,7 +188,10 @@ impl Agent {
     fn known(&self, id: &str) -> Result<Arc<Process>, Status> {
         let id = ProcessId::parse(id).map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.processes().get(&id).ok_or_else(|| {
-            Status::not_found(format!("no process {:?}: it was not started here, or its exit is forgotten", id.as_str()))
+            Status::not_found(format!(
+                "no process {:?}: it was not started here, or its exit is forgotten",
+                id.as_str()
+            ))
         })
     }
 
@@ -224,8 +249,8 @@ impl Feed {
             while let Ok(Some(message)) = inputs.message().await {
                 feed(&process, message, stdin).await;
             }
-            // A host that sends nothing more has no more input either.
-            if stdin == Stdin::Taken {
+            // A host that sends nothing more has no more input either; a detached process may get some from the next host.
+            if stdin == Stdin::Taken && process.life == Life::OfItsStream {
                 process.feed(Input::End).await;
             }
         }))
@@ -274,9 +299,9 @@ impl NotStarted {
             start::Error::Tree(tree::Error::Limit { .. } | tree::Error::NoCgroups) => {
                 Self::Refused(Status::failed_precondition(with_cause(&error)))
             }
-            start::Error::Tree(tree::Error::Make { .. }) | start::Error::Descriptors(_) | start::Error::Spawn(_) => {
-                Self::Refused(Status::resource_exhausted(with_cause(&error)))
-            }
+            start::Error::Tree(tree::Error::Make { .. })
+            | start::Error::Descriptors(_)
+            | start::Error::Spawn(_) => Self::Refused(Status::resource_exhausted(with_cause(&error))),
         }
     }
 
@@ -297,7 +322,11 @@ impl NotStarted {
     }
 
     fn because(not_started: String, start_code: u32) -> Self {
-        Self::Program(ExitStatus { how: Some(How::NotStarted(not_started)), start_code, ..Default::default() })
+        Self::Program(ExitStatus {
+            how: Some(How::NotStarted(not_started)),
+            start_code,
+            ..Default::default()
+        })
     }
 }
 

@@ -97,7 +97,7 @@ fn quiet() -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let own = std::process::id();
-    !pids.filter(|pid| *pid != 1 && *pid != own).any(|pid| {
-        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
-    })
+    !pids
+        .filter(|pid| *pid != 1 && *pid != own)
+        .any(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty()))
 }

@@ -12,7 +12,9 @@ pub(crate) fn sample() -> VitalsResponse {
     let cpu = Cpu::parse(&read("/proc/stat"));
     let memory = read("/proc/meminfo");
     let root = rustix::fs::statvfs("/").ok();
-    let disk = |blocks: fn(&rustix::fs::StatVfs) -> u64| root.as_ref().map_or(0, |root| blocks(root) * root.f_frsize);
+    let disk = |blocks: fn(&rustix::fs::StatVfs) -> u64| {
+        root.as_ref().map_or(0, |root| blocks(root) * root.f_frsize)
+    };
     let (disk_read_bytes, disk_written_bytes) = disks(&read("/proc/diskstats"));
     let (network_received_bytes, network_sent_bytes) = network(&read("/proc/net/dev"));
     VitalsResponse {
@@ -70,7 +72,9 @@ fn kibibytes(meminfo: &str, name: &str) -> u64 {
 
 /// Read and written bytes of the machine's virtio disks; partitions and layered devices would count twice.
 fn disks(diskstats: &str) -> (u64, u64) {
-    let whole = |name: &str| name.strip_prefix("vd").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_lowercase()));
+    let whole = |name: &str| {
+        name.strip_prefix("vd").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_lowercase()))
+    };
     let mut total = (0, 0);
     for line in diskstats.lines() {
         let mut fields = line.split_ascii_whitespace().skip(2);
@@ -92,7 +96,8 @@ fn network(dev: &str) -> (u64, u64) {
         if name.trim() == "lo" {
             continue;
         }
-        let mut counters = counters.split_ascii_whitespace().map(|counter| counter.parse::<u64>().unwrap_or(0));
+        let mut counters =
+            counters.split_ascii_whitespace().map(|counter| counter.parse::<u64>().unwrap_or(0));
         total.0 += counters.next().unwrap_or(0);
         total.1 += counters.nth(7).unwrap_or(0);
     }
@@ -111,7 +116,8 @@ mod tests {
 
     #[test]
     fn the_kernel_s_files_are_read() {
-        let stat = "cpu  10 1 20 300 4 5 6 7 9 9\ncpu0 5 0 10 150 2 0 0 0 0 0\ncpu1 1 1 1 1 1 1 1 1 1 1\nintr 5\n";
+        let stat =
+            "cpu  10 1 20 300 4 5 6 7 9 9\ncpu0 5 0 10 150 2 0 0 0 0 0\ncpu1 1 1 1 1 1 1 1 1 1 1\nintr 5\n";
         assert_eq!(Cpu::parse(stat), Cpu { busy: 49, idle: 300, iowait: 4, count: 2 });
         assert_eq!(kibibytes("MemTotal:   1024 kB\nMemAvailable: 7 kB\n", "MemAvailable:"), 7);
         let stats = " 254 0 vda 1 0 10 0 2 0 20 0\n 254 1 vda1 1 0 10 0 2 0 20 0\n 254 16 vdb 1 0 1 0 2 0 2 0\n 7 0 loop0 1 0 9 0 2 0 9 0\n";

@@ -34,7 +34,9 @@ const READ: usize = 16 << 10;
 /// Events that wait for a host that does not read; the kernel keeps its own queue behind them.
 const WAITING: usize = 64;
 
-pub(crate) async fn serve(request: WatchRequest) -> Result<Response<ReceiverStream<Result<WatchEvent, Status>>>, Status> {
+pub(crate) async fn serve(
+    request: WatchRequest,
+) -> Result<Response<ReceiverStream<Result<WatchEvent, Status>>>, Status> {
     let path = path_of(&request.path)?;
     let depth = if request.recursive { Depth::All } else { Depth::One };
     let (mut watches, inotify) = files::work(move || {
@@ -102,7 +104,9 @@ impl Watches {
                 Ok(watch) => drop(self.paths.insert(watch, path.clone())),
                 // Removed meanwhile.
                 Err(Errno::NOENT | Errno::NOTDIR) if path != top => continue,
-                Err(error) => return Err(Error::errno("cannot watch (see fs.inotify.max_user_watches)", &path)(error)),
+                Err(error) => {
+                    return Err(Error::errno("cannot watch (see fs.inotify.max_user_watches)", &path)(error));
+                }
             }
             if self.depth == Depth::One {
                 break;
@@ -165,7 +169,9 @@ impl Watches {
                     _ if flags.contains(ReadFlags::DELETE_SELF) => {
                         (path == self.top).then_some((Kind::Removed, path))
                     }
-                    _ if flags.intersects(ReadFlags::MODIFY | ReadFlags::CLOSE_WRITE) => Some((Kind::Modified, path)),
+                    _ if flags.intersects(ReadFlags::MODIFY | ReadFlags::CLOSE_WRITE) => {
+                        Some((Kind::Modified, path))
+                    }
                     _ if flags.contains(ReadFlags::ATTRIB) => Some((Kind::Attributes, path)),
                     _ => None,
                 };

@@ -1,6 +1,7 @@
 //! A program in a guest at the user's terminal: its output, the user's input, signals and window size, until it ends.
 
 use std::io::Read;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -20,6 +21,8 @@ use crate::terminal::{self, DetachFilter, DetachKeys, RawMode, Typed};
 const CHUNK: usize = 32 << 10;
 /// So many requests to end make the command end without its program, as docker does it.
 const IMPATIENCE: u32 = 3;
+/// How long a program may take to end when nobody reads its output any more.
+const LAST_OUTPUT: Duration = Duration::from_secs(5);
 
 /// The program that the session is about.
 pub(crate) enum Program {
@@ -189,9 +192,19 @@ async fn pump(
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
                 // What the program would get if it wrote to the pipe itself.
                 input.send(Input::Signal("SIGPIPE".to_owned())).await;
+                // One that does not mind goes on without its reader.
+                let _ = tokio::time::timeout(LAST_OUTPUT, until_exit(program)).await;
                 return Ok(End::BrokenPipe);
             }
             Err(error) => return Err(error).context("cannot write the program's output"),
+        }
+    }
+}
+
+async fn until_exit(program: &mut Program) {
+    while let Ok(event) = program.next().await {
+        if matches!(event, Event::Failed(_) | Event::Output(Output::Exited(_))) {
+            return;
         }
     }
 }

@@ -62,9 +62,13 @@ pub enum AddressError {
         "the address pool {pool} lies in {route}, which this host reaches through {device}: set a pool that is free here"
     )]
     Conflict { pool: IpNet, route: IpNet, device: DeviceName },
-    #[error("every pool that was tried is in use on this host, the last one ({pool}) by {route} on {device}: set one that is free")]
+    #[error(
+        "every pool that was tried is in use on this host, the last one ({pool}) by {route} on {device}: set one that is free"
+    )]
     NoFreePool { pool: IpNet, route: IpNet, device: DeviceName },
-    #[error("the recorded addresses are damaged: {vm} has link {link} of {links} or shares it: remove the record once no VM runs")]
+    #[error(
+        "the recorded addresses are damaged: {vm} has link {link} of {links} or shares it: remove the record once no VM runs"
+    )]
     Damaged { vm: VmName, link: u32, links: u32 },
 }
 
@@ -324,7 +328,9 @@ mod tests {
             let refused = addresses.lease(&vm(0), &[route(covering)]);
             assert!(matches!(refused, Err(AddressError::Conflict { .. })), "{covering}");
         }
-        let link = addresses.lease(&vm(0), &[route("0.0.0.0/0"), route("10.9.0.0/30"), route("fd00:1::4/128")]).unwrap();
+        let link = addresses
+            .lease(&vm(0), &[route("0.0.0.0/0"), route("10.9.0.0/30"), route("fd00:1::4/128")])
+            .unwrap();
         assert_eq!(link.ipv4.host, Ipv4Addr::new(10, 9, 0, 6));
     }
 

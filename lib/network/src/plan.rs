@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 pub use diff::{Conflict, steps};
+pub(crate) use vm::{id as names_table, named_elements};
 
 use crate::addresses::HostRoute;
 use crate::names::{DeviceName, VmName};
@@ -140,23 +141,76 @@ pub enum Scope {
 /// One thing to do. Done in order; after a crash between any two a new plan goes on from there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    MakeNamespace { vm: VmName },
-    RemoveNamespace { vm: VmName },
-    MakeTap { vm: VmName, owner: TapOwner },
+    MakeNamespace {
+        vm: VmName,
+    },
+    RemoveNamespace {
+        vm: VmName,
+    },
+    MakeTap {
+        vm: VmName,
+        owner: TapOwner,
+    },
     /// A pair of devices, one end in each namespace.
-    MakeUplink { vm: VmName, device: DeviceName },
-    RemoveDevice { place: Place, device: DeviceName },
+    MakeUplink {
+        vm: VmName,
+        device: DeviceName,
+    },
+    RemoveDevice {
+        place: Place,
+        device: DeviceName,
+    },
     /// Name what a device is for, its MAC address and MTU, and take it up.
-    SetDevice { place: Place, device: DeviceName, mac: Mac, mtu: u32, alias: Option<String> },
-    AddAddress { place: Place, device: DeviceName, address: IpNet },
-    RemoveAddress { place: Place, device: DeviceName, address: IpNet },
-    AddRoute { place: Place, route: Route },
-    AddNeighbour { place: Place, neighbour: Neighbour },
-    Set { place: Place, setting: String, value: String },
-    ReplaceTable { place: Place, table: Table },
-    RemoveTable { place: Place, table: TableId },
-    RemoveElements { place: Place, table: TableId, set: String, elements: BTreeSet<Element> },
-    AddElements { place: Place, table: TableId, set: String, elements: BTreeSet<Element> },
+    SetDevice {
+        place: Place,
+        device: DeviceName,
+        mac: Mac,
+        mtu: u32,
+        alias: Option<String>,
+    },
+    AddAddress {
+        place: Place,
+        device: DeviceName,
+        address: IpNet,
+    },
+    RemoveAddress {
+        place: Place,
+        device: DeviceName,
+        address: IpNet,
+    },
+    AddRoute {
+        place: Place,
+        route: Route,
+    },
+    AddNeighbour {
+        place: Place,
+        neighbour: Neighbour,
+    },
+    Set {
+        place: Place,
+        setting: String,
+        value: String,
+    },
+    ReplaceTable {
+        place: Place,
+        table: Table,
+    },
+    RemoveTable {
+        place: Place,
+        table: TableId,
+    },
+    RemoveElements {
+        place: Place,
+        table: TableId,
+        set: String,
+        elements: BTreeSet<Element>,
+    },
+    AddElements {
+        place: Place,
+        table: TableId,
+        set: String,
+        elements: BTreeSet<Element>,
+    },
 }
 
 /// Of the host's ends of all uplinks.
@@ -166,8 +220,10 @@ pub(crate) const VM_END_MAC: Mac = Mac([0x02, 0x69, 0x6d, 0x70, 0x00, 0x03]);
 
 /// What there should be for `vms`, which are all that the site has, as far as the scope goes.
 pub fn wanted(site: &Site, vms: &BTreeMap<VmName, VmNetwork>, facts: &HostFacts, scope: &Scope) -> Wanted {
-    let in_scope: BTreeMap<&VmName, &VmNetwork> =
-        vms.iter().filter(|(vm, _)| matches!(scope, Scope::All) || *scope == Scope::One((*vm).clone())).collect();
+    let in_scope: BTreeMap<&VmName, &VmNetwork> = vms
+        .iter()
+        .filter(|(vm, _)| matches!(scope, Scope::All) || *scope == Scope::One((*vm).clone()))
+        .collect();
     let mut host_links = host::common_links(vms, facts);
     let mut wanted = BTreeMap::new();
     let mut uplinks = BTreeMap::new();

@@ -70,7 +70,9 @@ pub enum GuestError {
     GroupMac { mac: Mac },
     #[error("MAC address {mac} is the gateway's")]
     GatewayMac { mac: Mac },
-    #[error("{address} is not an address that a guest can have with gateway {gateway}: both are hosts of {network}, and not the same")]
+    #[error(
+        "{address} is not an address that a guest can have with gateway {gateway}: both are hosts of {network}, and not the same"
+    )]
     Address { address: IpAddr, gateway: IpAddr, network: ipnet::IpNet },
 }
 
@@ -166,6 +168,15 @@ pub enum PublishOn {
 }
 
 impl Publish {
+    /// Whether both would answer at one address and port.
+    pub fn collides_with(&self, other: &Self) -> bool {
+        let same_address = match (self.on, other.on) {
+            (PublishOn::Address(a), PublishOn::Address(b)) => a == b,
+            (PublishOn::AnyAddress, _) | (_, PublishOn::AnyAddress) => true,
+        };
+        same_address && self.transport == other.transport && self.host_port == other.host_port
+    }
+
     /// Whether somebody on the host may use 127.0.0.0/8 to reach it.
     pub fn on_loopback(&self) -> bool {
         match self.on {

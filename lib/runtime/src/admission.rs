@@ -8,7 +8,7 @@ const MEMORY_RESERVE: u64 = 256 * MIB;
 const DISK_RESERVE: u64 = 256 * MIB;
 const PROCESS_RESERVE: u64 = 256;
 /// Threads of one VMM beside its processors.
-pub const VMM_THREADS: u64 = 32;
+pub(crate) const VMM_THREADS: u64 = 32;
 
 /// What the machine has and what is promised to VMs, in bytes where nothing else is said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -14,13 +14,13 @@ use crate::spec::KernelChoice;
 use crate::status::KernelFacts;
 
 /// Name of the channel in the guest.
-pub const CHANNEL: &str = "imp.agent.0";
+pub(crate) const CHANNEL: &str = "imp.agent.0";
 /// What the guest agent needs to know before anybody can tell it.
-pub const COMMAND_LINE: &str = "imp.base=/dev/vda imp.scratch=/dev/vdb imp.channel=imp.agent.0";
+pub(crate) const COMMAND_LINE: &str = "imp.base=/dev/vda imp.scratch=/dev/vdb imp.channel=imp.agent.0";
 
 /// A kernel that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kernel {
+pub(crate) struct Kernel {
     pub facts: KernelFacts,
     /// Absent for a kernel with everything built in.
     modules: Option<PathBuf>,
@@ -33,19 +33,31 @@ pub enum Error {
     #[error("no guest kernel {digest} is installed in {}", path.display())]
     NoBundle { digest: String, path: PathBuf },
     #[error("cannot read the kernel {}", path.display())]
-    Kernel { path: PathBuf, #[source] source: io::Error },
+    Kernel {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} is not an uncompressed 64-bit ELF kernel (vmlinux)", path.display())]
     NotAnElf { path: PathBuf },
     #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the guest agent {} is too large for an initramfs", path.display())]
     TooLarge { path: PathBuf },
     #[error("cannot write the initramfs {}", path.display())]
-    Write { path: PathBuf, #[source] source: io::Error },
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// Finds the kernel that was asked for.
-pub fn kernel(layout: &Layout, choice: &KernelChoice) -> Result<Kernel, Error> {
+pub(crate) fn kernel(layout: &Layout, choice: &KernelChoice) -> Result<Kernel, Error> {
     let kernels = layout.kernels();
     match choice {
         KernelChoice::Default => {
@@ -90,7 +102,7 @@ fn check_elf(path: &Path) -> Result<(), Error> {
 
 /// Initramfs files, made once for each pair of modules and agent.
 #[derive(Debug, Default)]
-pub struct InitramfsCache {
+pub(crate) struct InitramfsCache {
     /// The last pair that was hashed: almost always the next one, too.
     last: Mutex<Option<(Inputs, PathBuf)>>,
 }
@@ -110,7 +122,7 @@ struct Input {
 
 impl InitramfsCache {
     /// Path of the initramfs for this kernel and agent. Blocks on disk I/O.
-    pub fn path(&self, layout: &Layout, kernel: &Kernel, agent: &Path) -> Result<PathBuf, Error> {
+    pub(crate) fn path(&self, layout: &Layout, kernel: &Kernel, agent: &Path) -> Result<PathBuf, Error> {
         let files = kernel.modules.iter().map(PathBuf::as_path).chain([agent]);
         let inputs = Inputs(files.map(identify).collect::<Result<_, _>>()?);
         let known = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
@@ -210,7 +222,10 @@ mod tests {
         let found = kernel(&layout, &KernelChoice::Default).unwrap();
         assert_eq!(found.facts.digest.as_deref(), Some("abc"));
         assert_eq!(found.facts.release.as_deref(), Some("6.12.0"));
-        assert!(matches!(kernel(&layout, &KernelChoice::Bundle("../abc".into())), Err(Error::NoBundle { .. })));
+        assert!(matches!(
+            kernel(&layout, &KernelChoice::Bundle("../abc".into())),
+            Err(Error::NoBundle { .. })
+        ));
         let script = directory.path().join("script");
         fs::write(&script, "#!/bin/sh").unwrap();
         assert!(matches!(kernel(&layout, &KernelChoice::File(script)), Err(Error::NotAnElf { .. })));
@@ -226,7 +241,7 @@ mod tests {
         fs::write(&agent, "one").unwrap();
         let one = cache.path(&layout, &kernel, &agent).unwrap();
         assert_eq!(cache.path(&layout, &kernel, &agent).unwrap(), one);
-        assert!(fs::read(&one).unwrap().starts_with(b"modules\0070701"));
+        assert!(fs::read(&one).unwrap().starts_with(b"modules\x00070701"));
         fs::write(&agent, "another").unwrap();
         let two = cache.path(&layout, &kernel, &agent).unwrap();
         assert_ne!(one, two);

@@ -15,7 +15,7 @@ const ALL: &str = "imp";
 
 /// What is asked for one VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     pub memory_bytes: u64,
     /// Thousandths of a processor.
     pub cpu_millis: u64,
@@ -70,13 +70,13 @@ struct Hierarchy {
 
 /// The groups of one VM, and what could not be had.
 #[derive(Debug, Default)]
-pub struct Groups {
+pub(crate) struct Groups {
     pub directories: Vec<PathBuf>,
     pub not_enforced: Vec<NotEnforced>,
 }
 
 /// Directories that [`make`] may make for this VM: recorded before they exist.
-pub fn planned(id: &VmId) -> Vec<PathBuf> {
+pub(crate) fn planned(id: &VmId) -> Vec<PathBuf> {
     let system = System::read();
     let mut directories: Vec<PathBuf> =
         Controller::ALL.iter().filter_map(|c| system.find(*c)).map(|h| h.group(id)).collect();
@@ -86,7 +86,7 @@ pub fn planned(id: &VmId) -> Vec<PathBuf> {
 }
 
 /// Makes the groups and sets their limits.
-pub fn make(id: &VmId, limits: &Limits) -> Groups {
+pub(crate) fn make(id: &VmId, limits: &Limits) -> Groups {
     let system = System::read();
     let mut groups = Groups::default();
     for controller in Controller::ALL {
@@ -94,7 +94,9 @@ pub fn make(id: &VmId, limits: &Limits) -> Groups {
             Ok(directory) if groups.directories.contains(&directory) => {}
             Ok(directory) => groups.directories.push(directory),
             Err(why) => {
-                groups.not_enforced.push(NotEnforced { limit: controller.name().into(), why: why.to_string() });
+                groups
+                    .not_enforced
+                    .push(NotEnforced { limit: controller.name().into(), why: why.to_string() });
             }
         }
     }
@@ -135,7 +137,7 @@ fn limit(system: &System, controller: Controller, id: &VmId, limits: &Limits) ->
 }
 
 /// Puts a process, with all threads that it has and will have, into the groups.
-pub fn enter(directories: &[PathBuf], pid: u32) -> Vec<NotEnforced> {
+pub(crate) fn enter(directories: &[PathBuf], pid: u32) -> Vec<NotEnforced> {
     let enter = |directory: &PathBuf| {
         let error = write(&directory.join("cgroup.procs"), &pid.to_string()).err()?;
         Some(NotEnforced { limit: directory.display().to_string(), why: error.to_string() })
@@ -144,7 +146,7 @@ pub fn enter(directories: &[PathBuf], pid: u32) -> Vec<NotEnforced> {
 }
 
 /// Removes groups whose processes are gone; those that are not there are no error.
-pub fn remove(directories: &[PathBuf]) -> io::Result<()> {
+pub(crate) fn remove(directories: &[PathBuf]) -> io::Result<()> {
     for directory in directories {
         match fs::remove_dir(directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -159,7 +161,7 @@ pub fn remove(directories: &[PathBuf]) -> io::Result<()> {
 }
 
 /// Limit and use of the group that this process is in.
-pub fn own_memory() -> Option<(u64, u64)> {
+pub(crate) fn own_memory() -> Option<(u64, u64)> {
     let hierarchy = System::read().find(Controller::Memory)?.clone();
     let (limit, used) = match hierarchy.version {
         Version::One => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -215,7 +217,8 @@ impl System {
             match kind {
                 "cgroup" => {
                     let names: Vec<String> = options.split(',').map(str::to_owned).collect();
-                    let (_, path) = own.iter().find(|(c, _)| c.split(',').any(|c| names.iter().any(|n| n == c)))?;
+                    let (_, path) =
+                        own.iter().find(|(c, _)| c.split(',').any(|c| names.iter().any(|n| n == c)))?;
                     Some((names, Hierarchy { version: Version::One, own: below(path), mount: point }))
                 }
                 "cgroup2" => {

@@ -14,13 +14,17 @@ const FILE: u64 = 256 << 10;
 const TAIL: u64 = 16 << 10;
 
 /// Writes a console down as long as it lives; stops when it is dropped.
-pub struct Recorder {
+pub(crate) struct Recorder {
     finished: watch::Receiver<()>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Recorder {
-    pub fn start(stream: impl AsyncRead + Unpin + Send + 'static, now: PathBuf, earlier: PathBuf) -> Self {
+    pub(crate) fn start(
+        stream: impl AsyncRead + Unpin + Send + 'static,
+        now: PathBuf,
+        earlier: PathBuf,
+    ) -> Self {
         let (sender, finished) = watch::channel(());
         let task = tokio::spawn(async move {
             let _sender = sender;
@@ -32,7 +36,7 @@ impl Recorder {
     }
 
     /// Waits until the console has been closed and all of it is in its file.
-    pub async fn finished(&self) {
+    pub(crate) async fn finished(&self) {
         let mut finished = self.finished.clone();
         while finished.changed().await.is_ok() {}
     }
@@ -71,7 +75,7 @@ fn append(file: &mut Option<(File, u64)>, data: &[u8], now: &Path, earlier: &Pat
 }
 
 /// The last lines, oldest first, without control characters.
-pub fn last_lines(now: &Path, earlier: &Path, count: usize) -> Vec<String> {
+pub(crate) fn last_lines(now: &Path, earlier: &Path, count: usize) -> Vec<String> {
     let mut text = tail(earlier);
     text.extend(tail(now));
     let text = String::from_utf8_lossy(&text);

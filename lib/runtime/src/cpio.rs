@@ -4,26 +4,26 @@
 use std::io::{self, Read, Write};
 
 /// Where an entry of the archive stands and what it is; contents follow separately.
-pub struct Archive<W> {
+pub(crate) struct Archive<W> {
     out: W,
     inode: u32,
 }
 
 impl<W: Write> Archive<W> {
-    pub fn new(out: W) -> Self {
+    pub(crate) fn new(out: W) -> Self {
         Self { out, inode: 0 }
     }
 
-    pub fn directory(&mut self, name: &str) -> io::Result<()> {
+    pub(crate) fn directory(&mut self, name: &str) -> io::Result<()> {
         self.header(name, 0o040_755, 0, (0, 0))
     }
 
-    pub fn character_device(&mut self, name: &str, mode: u32, device: (u32, u32)) -> io::Result<()> {
+    pub(crate) fn character_device(&mut self, name: &str, mode: u32, device: (u32, u32)) -> io::Result<()> {
         self.header(name, 0o020_000 | mode, 0, device)
     }
 
     /// A regular file of exactly `size` bytes.
-    pub fn file(&mut self, name: &str, mode: u32, size: u32, content: impl Read) -> io::Result<()> {
+    pub(crate) fn file(&mut self, name: &str, mode: u32, size: u32, content: impl Read) -> io::Result<()> {
         self.header(name, 0o100_000 | mode, size, (0, 0))?;
         let copied = io::copy(&mut content.take(u64::from(size)), &mut self.out)?;
         if copied != u64::from(size) {
@@ -32,7 +32,7 @@ impl<W: Write> Archive<W> {
         self.pad(size as usize)
     }
 
-    pub fn finish(mut self) -> io::Result<W> {
+    pub(crate) fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.header("TRAILER!!!", 0, 0, (0, 0))?;
         Ok(self.out)

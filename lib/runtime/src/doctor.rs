@@ -24,8 +24,12 @@ pub struct Check {
 pub enum Verdict {
     Good,
     /// Imp works without it, with less.
-    Degraded { repair: Option<String> },
-    Bad { repair: String },
+    Degraded {
+        repair: Option<String>,
+    },
+    Bad {
+        repair: String,
+    },
 }
 
 /// Examines this machine; no owner is needed.

@@ -8,7 +8,8 @@ use imp_protocol::connection::{self, Connection};
 use imp_protocol::guest::machine_client::MachineClient;
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{
-    ConfigureRequest, ConfigureResponse, PingRequest, ShutdownRequest, SignalRequest, WaitRequest, signal_request,
+    ConfigureRequest, ConfigureResponse, PingRequest, ShutdownRequest, SignalRequest, WaitRequest,
+    signal_request,
 };
 use imp_protocol::hello;
 use tokio::time::{Instant, sleep, timeout};
@@ -23,8 +24,8 @@ use crate::{network, random};
 mod archive;
 mod main_process;
 
-pub use archive::copy_in;
-pub use main_process::{Heard, MAIN, Request, follow};
+pub(crate) use archive::copy_in;
+pub(crate) use main_process::{Heard, MAIN, Request, follow};
 
 /// First time that an agent gets to answer a greeting; doubled for each further one. A channel that was just opened may
 /// stay silent for good, so the first is short.
@@ -57,7 +58,7 @@ impl GuestHold {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     #[error(transparent)]
     Machine(#[from] vmm::Error),
     #[error("the guest and the host do not speak the same protocol")]
@@ -69,18 +70,22 @@ pub enum Error {
     #[error("the guest did not confirm: {what}")]
     NotConfirmed { what: &'static str },
     #[error("{} cannot be copied into the guest", path.display())]
-    Archive { path: PathBuf, #[source] source: io::Error },
+    Archive {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 impl Error {
     /// Whether the guest answered that it does not know what was asked for.
-    pub fn is_not_found(&self) -> bool {
+    pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { status, .. } if status.code() == tonic::Code::NotFound)
     }
 }
 
 /// Greets the agent until it answers; only another protocol version ends that early. The caller sets the deadline.
-pub async fn greet(machine: &dyn Machine) -> Result<(Connection, AgentFacts), Error> {
+pub(crate) async fn greet(machine: &dyn Machine) -> Result<(Connection, AgentFacts), Error> {
     let mut patience = FIRST_ANSWER;
     loop {
         let channel = machine.connect_channel().await;
@@ -112,7 +117,7 @@ async fn first_call(connection: &Connection) -> Result<String, Error> {
 }
 
 /// Returns when the guest does not answer any more.
-pub async fn lost(connection: &Connection) {
+pub(crate) async fn lost(connection: &Connection) {
     let heartbeat = async {
         loop {
             sleep(HEARTBEAT).await;
@@ -129,7 +134,11 @@ pub async fn lost(connection: &Connection) {
 }
 
 /// Makes the guest the machine that was asked for; checks that it says so.
-pub async fn configure(connection: &Connection, spec: &VmSpec, network: &NetworkFacts) -> Result<(), Error> {
+pub(crate) async fn configure(
+    connection: &Connection,
+    spec: &VmSpec,
+    network: &NetworkFacts,
+) -> Result<(), Error> {
     let request = ConfigureRequest {
         hostname: HostName::as_str(&spec.hostname).to_owned(),
         unix_time_nanoseconds: unix_nanoseconds(),
@@ -154,7 +163,7 @@ pub async fn configure(connection: &Connection, spec: &VmSpec, network: &Network
 }
 
 /// Sends the main process its stop signal.
-pub async fn signal_main(connection: &Connection, signal: &str) -> Result<(), Error> {
+pub(crate) async fn signal_main(connection: &Connection, signal: &str) -> Result<(), Error> {
     let signal = if signal.is_empty() { "SIGTERM" } else { signal };
     let target = Some(signal_request::Target::Id(MAIN.into()));
     let request = SignalRequest { target, signal: signal.into(), whole_tree: false };
@@ -162,7 +171,7 @@ pub async fn signal_main(connection: &Connection, signal: &str) -> Result<(), Er
 }
 
 /// Tells the agent that the exit is known, then asks it to power off.
-pub async fn shut_down(connection: &Connection) -> Result<(), Error> {
+pub(crate) async fn shut_down(connection: &Connection) -> Result<(), Error> {
     let acknowledge = WaitRequest { id: MAIN.into(), acknowledge: true };
     call("Wait", ProcessesClient::new(connection.clone()).wait(acknowledge)).await?;
     let request = ShutdownRequest { grace_milliseconds: LAST_GRACE.as_millis() as u64 };

@@ -38,8 +38,8 @@ impl FromStr for VmId {
     type Err = NotAVmId;
 
     fn from_str(text: &str) -> Result<Self, NotAVmId> {
-        let good =
-            text.len() == Self::LENGTH && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        let good = text.len() == Self::LENGTH
+            && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         if good { Ok(Self(text.to_owned())) } else { Err(NotAVmId { text: text.to_owned() }) }
     }
 }
@@ -70,8 +70,13 @@ mod tests {
 
     #[test]
     fn only_sixteen_lower_case_hex_digits_are_an_id() {
-        assert_eq!("00ff00ff00ff00ff".parse::<VmId>().unwrap(), VmId::from_random([0, 255, 0, 255, 0, 255, 0, 255]));
-        for bad in ["", "00ff", "00FF00FF00FF00FF", "../../../../etc/x", "00ff00ff00ff00fg", "00ff00ff00ff00ff0"] {
+        assert_eq!(
+            "00ff00ff00ff00ff".parse::<VmId>().unwrap(),
+            VmId::from_random([0, 255, 0, 255, 0, 255, 0, 255])
+        );
+        for bad in
+            ["", "00ff", "00FF00FF00FF00FF", "../../../../etc/x", "00ff00ff00ff00fg", "00ff00ff00ff00ff0"]
+        {
             assert!(bad.parse::<VmId>().is_err(), "{bad}");
         }
     }

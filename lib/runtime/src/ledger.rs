@@ -17,7 +17,7 @@ use crate::status::VmStatus;
 const FORMAT: u32 = 1;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Record {
+pub(crate) struct Record {
     format: u32,
     pub spec: VmSpec,
     pub status: VmStatus,
@@ -30,7 +30,7 @@ pub struct Record {
 /// How much of a VM may exist. Written before the step that makes it true.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "stage")]
-pub enum Stage {
+pub(crate) enum Stage {
     /// Nothing runs.
     Created,
     /// Files, helpers and the VMM may be there; no pid is known.
@@ -44,7 +44,7 @@ pub enum Stage {
 }
 
 impl Record {
-    pub fn new(spec: VmSpec, status: VmStatus) -> Self {
+    pub(crate) fn new(spec: VmSpec, status: VmStatus) -> Self {
         Self { format: FORMAT, spec, status, stage: Stage::Created, cgroups: Vec::new(), network: None }
     }
 }
@@ -52,24 +52,48 @@ impl Record {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot make {}", path.display())]
-    Make { path: PathBuf, #[source] source: io::Error },
+    Make {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, #[source] source: io::Error },
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot remove {}", path.display())]
-    Remove { path: PathBuf, #[source] source: io::Error },
+    Remove {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the record of VM {id} does not serialise")]
-    Serialise { id: VmId, #[source] source: serde_json::Error },
+    Serialise {
+        id: VmId,
+        #[source]
+        source: serde_json::Error,
+    },
     #[error("{} is not a record", path.display())]
-    Damaged { path: PathBuf, #[source] source: serde_json::Error },
+    Damaged {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
     #[error("{} has format {format}; this version reads {FORMAT}: use the version of imp that wrote it", path.display())]
     Format { path: PathBuf, format: u32 },
 }
 
 /// What a look at the ledger finds.
 #[derive(Debug, Default)]
-pub struct Found {
+pub(crate) struct Found {
     pub records: Vec<Record>,
     /// Directories of VMs that have no record: made and not yet recorded, or recorded and half removed.
     pub leftovers: Vec<VmId>,
@@ -78,7 +102,7 @@ pub struct Found {
 }
 
 /// Makes the VM's directory and its first record.
-pub fn create(layout: &Layout, record: &Record) -> Result<(), Error> {
+pub(crate) fn create(layout: &Layout, record: &Record) -> Result<(), Error> {
     let vm = layout.vm(&record.status.id);
     fs::create_dir_all(layout.vms()).map_err(|source| Error::Make { path: layout.vms(), source })?;
     fs::create_dir(vm.data()).map_err(|source| Error::Make { path: vm.data().to_owned(), source })?;
@@ -87,7 +111,7 @@ pub fn create(layout: &Layout, record: &Record) -> Result<(), Error> {
 }
 
 /// Replaces the record: after a crash at any moment either the old or the new one is there, whole.
-pub fn write(vm: &VmLayout, record: &Record) -> Result<(), Error> {
+pub(crate) fn write(vm: &VmLayout, record: &Record) -> Result<(), Error> {
     let text = serde_json::to_vec_pretty(record)
         .map_err(|source| Error::Serialise { id: record.status.id.clone(), source })?;
     let path = vm.record();
@@ -104,7 +128,7 @@ pub fn write(vm: &VmLayout, record: &Record) -> Result<(), Error> {
 
 /// Removes the record first and then the directory: a crash in between leaves a directory without a record, which the
 /// next look removes.
-pub fn remove(vm: &VmLayout) -> Result<(), Error> {
+pub(crate) fn remove(vm: &VmLayout) -> Result<(), Error> {
     let path = vm.record();
     match fs::remove_file(&path) {
         Ok(()) => sync_directory(vm.data())?,
@@ -115,7 +139,7 @@ pub fn remove(vm: &VmLayout) -> Result<(), Error> {
 }
 
 /// Everything that is recorded.
-pub fn look(layout: &Layout) -> Result<Found, Error> {
+pub(crate) fn look(layout: &Layout) -> Result<Found, Error> {
     let mut found = Found::default();
     let entries = match fs::read_dir(layout.vms()) {
         Ok(entries) => entries,
@@ -124,7 +148,9 @@ pub fn look(layout: &Layout) -> Result<Found, Error> {
     };
     for entry in entries {
         let entry = entry.map_err(|source| Error::Read { path: layout.vms(), source })?;
-        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<VmId>().ok()) else { continue };
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<VmId>().ok()) else {
+            continue;
+        };
         match read(&layout.vm(&id)) {
             Ok(Some(record)) => found.records.push(record),
             Ok(None) => found.leftovers.push(id),
@@ -156,7 +182,7 @@ fn read(vm: &VmLayout) -> Result<Option<Record>, Error> {
 }
 
 /// Removes a directory and all in it; one that is not there is no error.
-pub fn remove_directory(path: &Path) -> Result<(), Error> {
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::Remove { path: path.to_owned(), source: error })

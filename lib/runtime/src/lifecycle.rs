@@ -20,14 +20,14 @@ use std::time::Duration;
 use crate::status::{Failure, Outcome, State, VmmEnd};
 
 /// What the guest gets to power off once it was asked to, before the VMM is killed.
-pub const POWER_OFF: Duration = Duration::from_secs(10);
+pub(crate) const POWER_OFF: Duration = Duration::from_secs(10);
 /// How long the last readers of the main process's output may hold up the end of the machine.
-pub const DRAIN: Duration = Duration::from_secs(5);
+pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 /// How long a broken channel may take to come back.
-pub const RECONNECT: Duration = Duration::from_secs(30);
+pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     Created,
     Preparing,
     Spawning,
@@ -42,19 +42,31 @@ pub enum Phase {
     /// The main process was sent its stop signal.
     StoppingMain,
     /// The main process has ended; readers get the rest.
-    Draining { outcome: Outcome },
+    Draining {
+        outcome: Outcome,
+    },
     /// The guest was asked to power off.
-    ShuttingDown { outcome: Outcome },
+    ShuttingDown {
+        outcome: Outcome,
+    },
     /// Killed before there was a VMM: waits for the step that is under way.
-    Abandoning { outcome: Outcome },
+    Abandoning {
+        outcome: Outcome,
+    },
     /// The VMM was killed.
-    Ending { outcome: Outcome },
-    CleaningUp { outcome: Outcome },
-    Stopped { outcome: Outcome },
+    Ending {
+        outcome: Outcome,
+    },
+    CleaningUp {
+        outcome: Outcome,
+    },
+    Stopped {
+        outcome: Outcome,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Input {
+pub(crate) enum Input {
     Start,
     Prepared,
     Spawned,
@@ -69,7 +81,9 @@ pub enum Input {
     ChannelLost,
     ChannelBack,
     /// Asked for by the user.
-    Stop { grace: Duration },
+    Stop {
+        grace: Duration,
+    },
     Kill,
     DeadlinePassed(Deadline),
     VmmEnded(VmmEnd),
@@ -77,7 +91,7 @@ pub enum Input {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Deadline {
+pub(crate) enum Deadline {
     /// The agent must have answered.
     Answer,
     /// The main process must have ended after its stop signal.
@@ -89,7 +103,7 @@ pub enum Deadline {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub(crate) enum Command {
     /// Disks, initramfs, ports, network helper.
     Prepare,
     Spawn,
@@ -112,14 +126,14 @@ pub enum Command {
 
 /// What differs between VMs and matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
+pub(crate) struct Times {
     /// From the spawn to the agent's first answer.
     pub answer: Duration,
 }
 
 /// What an owner finds of a VM that it did not start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remains {
+pub(crate) enum Remains {
     /// Recorded as about to start or as booting; its environment died with its owner.
     Unfinished { vmm: VmmRemains },
     /// Its main process had been started.
@@ -127,27 +141,26 @@ pub enum Remains {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VmmRemains {
+pub(crate) enum VmmRemains {
     Alive,
     Gone,
 }
 
 impl Phase {
     /// Where the life of a found VM goes on.
-    pub fn adopted(remains: Remains) -> (Self, Vec<Command>) {
+    pub(crate) fn adopted(remains: Remains) -> (Self, Vec<Command>) {
         match remains {
             Remains::Unfinished { vmm: VmmRemains::Alive } => Self::end(failed(Failure::OwnerGone)),
             Remains::Unfinished { vmm: VmmRemains::Gone } => Self::clean_up(failed(Failure::OwnerGone)),
-            Remains::Started { vmm: VmmRemains::Alive } => (
-                Self::Reconnecting,
-                vec![Command::Arm(Deadline::Reconnect, RECONNECT), Command::Reconnect],
-            ),
+            Remains::Started { vmm: VmmRemains::Alive } => {
+                (Self::Reconnecting, vec![Command::Arm(Deadline::Reconnect, RECONNECT), Command::Reconnect])
+            }
             Remains::Started { vmm: VmmRemains::Gone } => Self::clean_up(failed(Failure::GoneUnseen)),
         }
     }
 
     /// The next phase and what is to be done on the way there, in this order.
-    pub fn on(self, input: Input, times: Times) -> (Self, Vec<Command>) {
+    pub(crate) fn on(self, input: Input, times: Times) -> (Self, Vec<Command>) {
         use Command as C;
         match (self, input) {
             (Self::Created, Input::Start) => (Self::Preparing, vec![C::Prepare]),
@@ -215,10 +228,13 @@ impl Phase {
             (Self::StoppingMain, Input::DeadlinePassed(Deadline::Grace) | Input::ChannelLost) => {
                 Self::end(Outcome::Signalled { signal: 9, out_of_memory: false, timed_out: false })
             }
-            (Self::Running | Self::Reconnecting | Self::StoppingMain, Input::Kill) => Self::end(Outcome::Killed),
-            (Self::Running | Self::Reconnecting | Self::StoppingMain, Input::VmmEnded(VmmEnd::PoweredOff)) => {
-                Self::clean_up(Outcome::PoweredOff)
+            (Self::Running | Self::Reconnecting | Self::StoppingMain, Input::Kill) => {
+                Self::end(Outcome::Killed)
             }
+            (
+                Self::Running | Self::Reconnecting | Self::StoppingMain,
+                Input::VmmEnded(VmmEnd::PoweredOff),
+            ) => Self::clean_up(Outcome::PoweredOff),
             (Self::Running | Self::Reconnecting | Self::StoppingMain, Input::VmmEnded(vmm)) => {
                 Self::clean_up(failed(Failure::EndedWhileRunning { vmm }))
             }
@@ -230,9 +246,10 @@ impl Phase {
                 Self::ShuttingDown { outcome },
                 Input::DeadlinePassed(Deadline::PowerOff) | Input::Failed(_),
             ) => Self::end(outcome),
-            (Self::Draining { outcome } | Self::ShuttingDown { outcome }, Input::Kill | Input::ChannelLost) => {
-                Self::end(outcome)
-            }
+            (
+                Self::Draining { outcome } | Self::ShuttingDown { outcome },
+                Input::Kill | Input::ChannelLost,
+            ) => Self::end(outcome),
             (
                 Self::Draining { outcome } | Self::ShuttingDown { outcome } | Self::Ending { outcome },
                 Input::VmmEnded(_),
@@ -272,7 +289,7 @@ impl Phase {
         (Self::CleaningUp { outcome }, vec![Command::CleanUp])
     }
 
-    pub fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         match self {
             Self::Created => State::Created,
             Self::Preparing
@@ -292,7 +309,7 @@ impl Phase {
         }
     }
 
-    pub fn outcome(&self) -> Option<&Outcome> {
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
         match self {
             Self::Draining { outcome }
             | Self::ShuttingDown { outcome }

@@ -112,7 +112,11 @@ fn a_program_runs_and_its_exit_is_the_outcome() {
 fn a_kill_in_any_phase_ends_in_stopped_and_leaves_no_vmm() {
     for phase in phases() {
         let (next, commands) = phase.clone().on(Input::Kill, TIMES);
-        assert_eq!(has_vmm(&phase), commands.contains(&Command::KillVmm) || matches!(phase, Phase::Ending { .. }), "{phase:?}");
+        assert_eq!(
+            has_vmm(&phase),
+            commands.contains(&Command::KillVmm) || matches!(phase, Phase::Ending { .. }),
+            "{phase:?}"
+        );
         let end = match next {
             Phase::Abandoning { .. } => run(next, &[Input::Failed(gone()), Input::CleanedUp]),
             _ => run(next, &[Input::VmmEnded(VmmEnd::Signal(9)), Input::CleanedUp]),
@@ -174,12 +178,18 @@ fn every_pair_of_phase_and_input_keeps_the_rules() {
 
 #[test]
 fn what_does_not_concern_a_phase_changes_nothing() {
-    let heard = |phase: &Phase, input: &Input| phase.clone().on(input.clone(), TIMES) != (phase.clone(), vec![]);
-    let table: Vec<(Phase, usize)> =
-        phases().into_iter().map(|p| { let n = inputs().iter().filter(|i| heard(&p, i)).count(); (p, n) }).collect();
+    let heard =
+        |phase: &Phase, input: &Input| phase.clone().on(input.clone(), TIMES) != (phase.clone(), vec![]);
+    let table: Vec<(Phase, usize)> = phases()
+        .into_iter()
+        .map(|p| {
+            let n = inputs().iter().filter(|i| heard(&p, i)).count();
+            (p, n)
+        })
+        .collect();
     let counts: Vec<usize> = table.iter().map(|(_, n)| *n).collect();
     // One number per phase, in the order of `phases`: how many of the inputs it reacts to.
-    assert_eq!(counts, [3, 4, 4, 7, 8, 7, 8, 6, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
+    assert_eq!(counts, [3, 4, 4, 7, 8, 7, 8, 7, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ mod read;
 mod write;
 
 pub use read::LogReader;
-pub use write::LogWriter;
+pub(crate) use write::LogWriter;
 
 /// Size at which a file is full.
 const FILE: u64 = 4 << 20;
@@ -59,11 +59,23 @@ pub struct LogEntry {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot open the log {}", path.display())]
-    Open { path: PathBuf, #[source] source: io::Error },
+    Open {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot read the log {}", path.display())]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot write the log {}", path.display())]
-    Write { path: PathBuf, #[source] source: io::Error },
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the log {} is damaged at byte {position}", path.display())]
     Damaged { path: PathBuf, position: u64 },
 }

@@ -27,31 +27,39 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const NAMESERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
 /// Frames never meet a wire, so they may be as long as passt takes them.
 const MTU: u32 = 65_520;
-pub const PROGRAM: &str = "passt";
+pub(crate) const PROGRAM: &str = "passt";
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     #[error("passt is not installed: run `apt-get install passt`, or use --network none")]
     NotInstalled,
     #[error("cannot make a socket for the network")]
     Socket(#[source] io::Error),
     #[error("cannot open {}", path.display())]
-    Open { path: PathBuf, #[source] source: io::Error },
+    Open {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot start {}", program.display())]
-    Spawn { program: PathBuf, #[source] source: io::Error },
+    Spawn {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot hold the network's process")]
     Hold(#[source] process::Error),
 }
 
 /// A network whose process runs; it ends by itself when the VMM closes its end of the socket.
 #[derive(Debug)]
-pub struct Network {
+pub(crate) struct Network {
     pub process: Process,
     /// The VMM's end.
     pub socket: OwnedFd,
 }
 
-pub fn facts(mode: NetworkMode, id: &VmId) -> NetworkFacts {
+pub(crate) fn facts(mode: NetworkMode, id: &VmId) -> NetworkFacts {
     match mode {
         NetworkMode::None => NetworkFacts { mode, mac: None, addresses: Vec::new(), nameservers: Vec::new() },
         NetworkMode::User => NetworkFacts {
@@ -71,7 +79,7 @@ fn mac(id: &VmId) -> String {
 }
 
 /// What the guest is told of its network.
-pub fn interface(facts: &NetworkFacts) -> Option<NetworkInterface> {
+pub(crate) fn interface(facts: &NetworkFacts) -> Option<NetworkInterface> {
     let mac = facts.mac.clone()?;
     Some(NetworkInterface {
         mac,
@@ -90,12 +98,12 @@ fn search_domains(resolv_conf: &str) -> Vec<String> {
 }
 
 /// Where passt is.
-pub fn program() -> Result<PathBuf, Error> {
+pub(crate) fn program() -> Result<PathBuf, Error> {
     find_program(PROGRAM).ok_or(Error::NotInstalled)
 }
 
 /// Starts the network of one VM.
-pub fn start(program: &Path, id: &VmId, vm: &VmLayout) -> Result<Network, Error> {
+pub(crate) fn start(program: &Path, id: &VmId, vm: &VmLayout) -> Result<Network, Error> {
     let (theirs, ours) = UnixStream::pair().map_err(Error::Socket)?;
     let open = |path: &Path, options: &OpenOptions| {
         options.open(path).map_err(|source| Error::Open { path: path.to_owned(), source })
@@ -120,13 +128,30 @@ fn arguments(socket: i32, id: &VmId) -> Vec<OsString> {
     let (guest, prefix, gateway) = (GUEST.to_string(), PREFIX.to_string(), GATEWAY.to_string());
     let (nameserver, mark) = (NAMESERVER.to_string(), mark(id));
     [
-        "--foreground", "--quiet", "--fd", &socket, "--ipv4-only", "--address", &guest, "--netmask", &prefix,
+        "--foreground",
+        "--quiet",
+        "--fd",
+        &socket,
+        "--ipv4-only",
+        "--address",
+        &guest,
+        "--netmask",
+        &prefix,
         // Without this the gateway's address leads to the services on the host's loopback.
-        "--gateway", &gateway, "--no-map-gw",
-        "--dns-forward", &nameserver, "--tcp-ports", "none", "--udp-ports", "none",
+        "--gateway",
+        &gateway,
+        "--no-map-gw",
+        "--dns-forward",
+        &nameserver,
+        "--tcp-ports",
+        "none",
+        "--udp-ports",
+        "none",
         // The agent configures the guest. The search list, which only DHCP hands out, is the mark of this process:
         // passt drops to another user, who cannot write a pid file here.
-        "--no-dhcp", "--search", &mark,
+        "--no-dhcp",
+        "--search",
+        &mark,
     ]
     .map(OsString::from)
     .to_vec()
@@ -138,7 +163,7 @@ fn mark(id: &VmId) -> String {
 }
 
 /// The networks of a VM whose owner died before it had written down their process.
-pub fn find(program: &Path, id: &VmId) -> Vec<Process> {
+pub(crate) fn find(program: &Path, id: &VmId) -> Vec<Process> {
     process::find(program.as_os_str(), mark(id).as_ref())
 }
 

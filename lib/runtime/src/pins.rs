@@ -12,22 +12,32 @@ pub enum Error {
     #[error("{key:?} is not the key of a disk")]
     Key { key: String },
     #[error("the disk {key} cannot be kept for the VM")]
-    Pin { key: String, #[source] source: store::Error },
+    Pin {
+        key: String,
+        #[source]
+        source: Box<store::Error>,
+    },
     #[error("the disk of VM {id} cannot be let go")]
-    Unpin { id: VmId, #[source] source: store::Error },
+    Unpin {
+        id: VmId,
+        #[source]
+        source: Box<store::Error>,
+    },
 }
 
-pub fn pin(store: &Store, key: &str, id: &VmId) -> Result<(), Error> {
+pub(crate) fn pin(store: &Store, key: &str, id: &VmId) -> Result<(), Error> {
     let digest: Digest = key.parse().map_err(|_| Error::Key { key: key.to_owned() })?;
-    store.pin(&digest, &owner(id)).map_err(|source| Error::Pin { key: key.to_owned(), source })
+    store
+        .pin(&digest, &owner(id))
+        .map_err(|source| Error::Pin { key: key.to_owned(), source: Box::new(source) })
 }
 
-pub fn unpin(store: &Store, id: &VmId) -> Result<(), Error> {
-    store.unpin_all(&owner(id)).map_err(|source| Error::Unpin { id: id.clone(), source })
+pub(crate) fn unpin(store: &Store, id: &VmId) -> Result<(), Error> {
+    store.unpin_all(&owner(id)).map_err(|source| Error::Unpin { id: id.clone(), source: Box::new(source) })
 }
 
 /// Takes back the pins of VMs that are not among the living.
-pub fn unpin_all_but(store: &Store, living: &[&VmId]) -> Result<(), store::Error> {
+pub(crate) fn unpin_all_but(store: &Store, living: &[&VmId]) -> Result<(), store::Error> {
     for pin in store.pins()? {
         let vm = pin.owner.strip_prefix(PREFIX).and_then(|id| id.parse::<VmId>().ok());
         if vm.is_some_and(|id| !living.contains(&&id)) {

@@ -27,20 +27,24 @@ const CHUNK: usize = 64 << 10;
 const REST: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     #[error("cannot listen on {address}: choose another port with -p, or end what uses it")]
-    Listen { address: SocketAddr, #[source] source: io::Error },
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// A port that is listened on until this is dropped.
 #[derive(Debug)]
-pub struct Published {
+pub(crate) struct Published {
     pub facts: PortFacts,
     _task: AbortOnDropHandle<()>,
 }
 
 /// Listens on a port. Connections that come while there is no guest are closed.
-pub async fn publish(
+pub(crate) async fn publish(
     port: PublishedPort,
     guest: watch::Receiver<Option<Connection>>,
 ) -> Result<Published, Error> {

@@ -9,7 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -18,7 +20,7 @@ use crate::status::VmmEnd;
 
 /// What is kept on disk of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessRecord {
+pub(crate) struct ProcessRecord {
     pub pid: i32,
     /// Clock ticks from boot to its start: field 22 of /proc/PID/stat.
     pub start_ticks: u64,
@@ -29,30 +31,38 @@ pub struct ProcessRecord {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot hold process {pid}")]
-    Open { pid: i32, #[source] source: io::Error },
+    Open {
+        pid: i32,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} has no start time", path.display())]
     NoStartTime { path: PathBuf },
 }
 
 /// A held process. Dropping it does not end it.
 #[derive(Debug, Clone)]
-pub struct Process {
+pub(crate) struct Process {
     record: ProcessRecord,
     pidfd: Arc<AsyncFd<OwnedFd>>,
 }
 
 impl Process {
     /// Holds a child that has not been waited for, so its pid is still its own.
-    pub fn of_child(pid: Pid) -> Result<Self, Error> {
+    pub(crate) fn of_child(pid: Pid) -> Result<Self, Error> {
         let pidfd = open(pid)?;
         let start_ticks = start_ticks(pid)?;
         Self::new(pid, start_ticks, boot_id()?, pidfd)
     }
 
     /// Holds the process of the record if it still lives.
-    pub fn adopt(record: &ProcessRecord) -> Result<Option<Self>, Error> {
+    pub(crate) fn adopt(record: &ProcessRecord) -> Result<Option<Self>, Error> {
         let Some(pid) = Pid::from_raw(record.pid) else { return Ok(None) };
         if record.boot_id != boot_id()? {
             return Ok(None);
@@ -76,20 +86,24 @@ impl Process {
 
     fn new(pid: Pid, start_ticks: u64, boot_id: String, pidfd: OwnedFd) -> Result<Self, Error> {
         let number = pid.as_raw_nonzero().get();
+        #[expect(
+            deprecated,
+            reason = "an OwnedFd stays open as long as it is held, which is all that its successor asks"
+        )]
         let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE)
             .map_err(|source| Error::Open { pid: number, source })?;
         Ok(Self { record: ProcessRecord { pid: number, start_ticks, boot_id }, pidfd: Arc::new(pidfd) })
     }
 
-    pub fn record(&self) -> &ProcessRecord {
+    pub(crate) fn record(&self) -> &ProcessRecord {
         &self.record
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.record.pid.unsigned_abs()
     }
 
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         // Signal 0 would say yes to a zombie; a pidfd is readable from the moment of the exit.
         let mut poll = [rustix::event::PollFd::new(self.pidfd.get_ref(), rustix::event::PollFlags::IN)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -97,7 +111,7 @@ impl Process {
     }
 
     /// Ends it at once. A process that is gone already is no error.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         if let Err(error) = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL)
             && error != rustix::io::Errno::SRCH
         {
@@ -106,7 +120,7 @@ impl Process {
     }
 
     /// Waits for its end; reaps it if it is a child.
-    pub async fn ended(&self) -> VmmEnd {
+    pub(crate) async fn ended(&self) -> VmmEnd {
         if let Err(error) = self.pidfd.readable().await {
             tracing::warn!(pid = self.record.pid, %error, "cannot wait for a process");
         }
@@ -127,7 +141,7 @@ fn open(pid: Pid) -> Result<OwnedFd, Error> {
 }
 
 /// This boot's identity.
-pub fn boot_id() -> Result<String, Error> {
+pub(crate) fn boot_id() -> Result<String, Error> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     Ok(text.trim().to_owned())
@@ -148,7 +162,7 @@ fn parse_start_ticks(stat: &[u8]) -> Option<u64> {
 
 /// Processes that were started as `program` with exactly this argument among theirs: how a process is found whose owner
 /// died between starting it and writing down its pid. The argument must hold a generated id.
-pub fn find(program: &OsStr, argument: &OsStr) -> Vec<Process> {
+pub(crate) fn find(program: &OsStr, argument: &OsStr) -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     pids.filter_map(Pid::from_raw)
@@ -189,7 +203,8 @@ mod tests {
         let process = Process::of_child(pid).unwrap();
         let same = process.record().clone();
         let earlier = ProcessRecord { start_ticks: same.start_ticks - 1, ..same.clone() };
-        let other_boot = ProcessRecord { boot_id: "00000000-0000-0000-0000-000000000000".into(), ..same.clone() };
+        let other_boot =
+            ProcessRecord { boot_id: "00000000-0000-0000-0000-000000000000".into(), ..same.clone() };
         assert!(Process::adopt(&same).unwrap().is_some());
         assert!(Process::adopt(&earlier).unwrap().is_none());
         assert!(Process::adopt(&other_boot).unwrap().is_none());

@@ -2,7 +2,7 @@
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-pub fn bytes<const N: usize>() -> [u8; N] {
+pub(crate) fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;
     while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -12,6 +12,6 @@ pub fn bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-pub fn number() -> u64 {
+pub(crate) fn number() -> u64 {
     u64::from_le_bytes(bytes())
 }

@@ -77,7 +77,11 @@ pub enum Error {
     #[error("VM {id} is {state:?}: its guest cannot be reached")]
     NotReachable { id: VmId, state: State },
     #[error("VM {id} is not removed")]
-    NotRemoved { id: VmId, #[source] source: vm::NotRemoved },
+    NotRemoved {
+        id: VmId,
+        #[source]
+        source: vm::NotRemoved,
+    },
     #[error(transparent)]
     Kernel(#[from] boot::Error),
     #[error(transparent)]
@@ -89,9 +93,13 @@ pub enum Error {
     #[error("another process owns the VMs in {}", path.display())]
     Owned { path: PathBuf },
     #[error("cannot open {}", path.display())]
-    Open { path: PathBuf, #[source] source: std::io::Error },
+    Open {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot open the image store")]
-    Store(#[source] imp_storage::store::Error),
+    Store(#[source] Box<imp_storage::store::Error>),
     #[error("there is no way to run a VM on this machine")]
     Driver(#[from] vmm::qemu::probe::Error),
     #[error(transparent)]
@@ -162,7 +170,8 @@ impl Runtime {
 
     pub fn resolve(&self, reference: &VmReference) -> Result<VmId, Error> {
         let vms = self.vms();
-        let by_name = vms.handles.iter().find(|(_, handle)| handle.status.borrow().name.as_str() == reference);
+        let by_name =
+            vms.handles.iter().find(|(_, handle)| handle.status.borrow().name.as_str() == reference);
         if let Some((id, _)) = by_name {
             return Ok(id.clone());
         }
@@ -208,7 +217,12 @@ impl Runtime {
         self.until_stopped(id, handle, Input::Kill).await
     }
 
-    async fn until_stopped(&self, id: &VmId, mut handle: Handle, input: Input) -> Result<Arc<VmStatus>, Error> {
+    async fn until_stopped(
+        &self,
+        id: &VmId,
+        mut handle: Handle,
+        input: Input,
+    ) -> Result<Arc<VmStatus>, Error> {
         // A VM that was removed when it stopped takes no messages; its last status says so.
         let told = self.tell(id, &handle, Message::Happened(input));
         let last = match handle.status.wait_for(|status| status.state == State::Stopped).await {
@@ -244,7 +258,8 @@ impl Runtime {
     pub async fn logs(&self, id: &VmId, query: LogQuery) -> Result<LogReader, Error> {
         let handle = self.handle(id)?;
         let directory = self.shared.context.layout.vm(id).logs();
-        let reader = tokio::task::spawn_blocking(move || LogReader::open(&directory, query, Some(handle.log)));
+        let reader =
+            tokio::task::spawn_blocking(move || LogReader::open(&directory, query, Some(handle.log)));
         Ok(reader.await.map_err(|_| Error::Ended)??)
     }
 
@@ -286,7 +301,10 @@ impl Runtime {
     }
 
     fn vms(&self) -> MutexGuard<'_, Vms> {
-        self.shared.vms.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut vms = self.shared.vms.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that removed themselves when they stopped.
+        vms.handles.retain(|_, handle| !handle.messages.is_closed());
+        vms
     }
 
     fn handle(&self, id: &VmId) -> Result<Handle, Error> {
@@ -309,7 +327,8 @@ impl Vms {
     fn commitments(&self) -> Vec<Commitment> {
         let living = self.handles.values().filter_map(|handle| {
             let status = handle.status.borrow();
-            (status.state != State::Stopped).then_some(Commitment { memory: handle.memory, vmm_pid: status.vmm_pid })
+            (status.state != State::Stopped)
+                .then_some(Commitment { memory: handle.memory, vmm_pid: status.vmm_pid })
         });
         let coming = self.coming.values().map(|(_, memory)| Commitment { memory: *memory, vmm_pid: None });
         living.chain(coming).collect()

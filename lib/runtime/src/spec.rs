@@ -311,7 +311,9 @@ text_newtype!(VmName, HostName);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{name:?} is not a VM name: use 1 to 63 of a-z, A-Z, 0-9, '_', '.' and '-', starting with a letter or digit")]
+    #[error(
+        "{name:?} is not a VM name: use 1 to 63 of a-z, A-Z, 0-9, '_', '.' and '-', starting with a letter or digit"
+    )]
     VmName { name: String },
     #[error("{name:?} is not a host name: use 1 to 63 of a-z, A-Z, 0-9 and '-'")]
     HostName { name: String },

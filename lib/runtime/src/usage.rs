@@ -12,13 +12,13 @@ const KIB: u64 = 1 << 10;
 
 /// A living VM in the books.
 #[derive(Debug, Clone, Copy)]
-pub struct Commitment {
+pub(crate) struct Commitment {
     pub memory: u64,
     pub vmm_pid: Option<u32>,
 }
 
 /// The whole machine. What cannot be read counts as no bound.
-pub fn machine(layout: &Layout, commitments: &[Commitment]) -> Machine {
+pub(crate) fn machine(layout: &Layout, commitments: &[Commitment]) -> Machine {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = field_kib(&meminfo, "MemTotal:").unwrap_or(u64::MAX);
     let available = field_kib(&meminfo, "MemAvailable:").unwrap_or(u64::MAX);
@@ -54,7 +54,7 @@ fn threads_available() -> u64 {
 }
 
 /// What one VM takes; parts that cannot be read are zero, as when the VMM has just ended.
-pub fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>) -> Usage {
+pub(crate) fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>) -> Usage {
     let read = |name: &str| {
         vmm_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/{name}")).ok()).unwrap_or_default()
     };
@@ -68,7 +68,12 @@ pub fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>) -> Usage {
         scratch_bytes: allocated(&vm.scratch()),
         log_bytes: allocated(&vm.console())
             + allocated(&vm.earlier_console())
-            + fs::read_dir(vm.logs()).into_iter().flatten().flatten().map(|e| allocated(&e.path())).sum::<u64>(),
+            + fs::read_dir(vm.logs())
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|e| allocated(&e.path()))
+                .sum::<u64>(),
     }
 }
 

@@ -89,7 +89,12 @@ pub(crate) enum Beginning {
     Created,
     /// Created for an owner that is gone, and with it the environment of its main process.
     Abandoned,
-    Adopted { phase: Phase, commands: Vec<Command>, vmm: Option<Process>, network: Option<Process> },
+    Adopted {
+        phase: Phase,
+        commands: Vec<Command>,
+        vmm: Option<Process>,
+        network: Option<Process>,
+    },
     /// It had ended before.
     Stopped(Outcome),
 }
@@ -393,10 +398,7 @@ impl Vm {
                     }
                     ledger::remove(&layout)
                 });
-                blocking
-                    .await
-                    .unwrap_or(Ok(()))
-                    .map_err(NotRemoved::Ledger)
+                blocking.await.unwrap_or(Ok(())).map_err(NotRemoved::Ledger)
             }
             _ => Err(NotRemoved::Lives { state: self.phase.state() }),
         }

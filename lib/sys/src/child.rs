@@ -121,7 +121,7 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Child, Error> {
     cloned.map_err(Error::Clone)?;
 
     // SAFETY: the child wrote here, if at all, before this thread was let go on; volatile because the compiler cannot know.
-    let failure = unsafe { ptr::read_volatile(&raw const (*shared).failure) };
+    let failure = unsafe { shared.read_volatile() }.failure;
     // SAFETY: the kernel made this descriptor for us (CLONE_PIDFD) and nobody else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     match failure {
@@ -158,12 +158,16 @@ struct Shared {
 extern "C" fn child(shared: *mut c_void) -> c_int {
     let shared = shared.cast::<Shared>();
     // SAFETY: the parent passed a valid pointer and is suspended: this is the only reference.
-    let failure = match unsafe { prepare_and_execute(&*shared) } {
+    let request = unsafe { &*shared };
+    // SAFETY: this is the child of `spawn`.
+    let failure = match unsafe { prepare_and_execute(request) } {
         Ok(never) => match never {},
         Err(failure) => failure,
     };
-    // SAFETY: as above; volatile so that the write is not dropped before the exit.
-    unsafe { ptr::write_volatile(&raw mut (*shared).failure, Some(failure)) };
+    // SAFETY: as above, and `request` is not used any more.
+    let told = unsafe { &raw mut (*shared).failure };
+    // SAFETY: a valid pointer; volatile so that the write is not dropped before the exit.
+    unsafe { told.write_volatile(Some(failure)) };
     // SAFETY: ends only this process, without running the parent's exit handlers.
     unsafe { libc::_exit(127) }
 }
@@ -239,7 +243,11 @@ unsafe fn prepare_and_execute(shared: &Shared) -> Result<std::convert::Infallibl
 }
 
 fn check(step: Step, result: i64) -> Result<(), (Step, c_int)> {
-    if result < 0 { Err((step, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }
+    if result < 0 {
+        Err((step, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)))
+    } else {
+        Ok(())
+    }
 }
 
 /// All signals of this thread are blocked until this is dropped.
@@ -320,7 +328,8 @@ mod tests {
     #[test]
     fn a_process_gets_exactly_what_it_was_given() {
         let script = "echo $GREETING $PWD $(ulimit -n) \"$1\"; exit 3";
-        let (output, code) = run(&["/nonexistent/sh", "/bin/sh"], &["sh", "-c", script, "x", "$a 'b'"]).expect("it runs");
+        let (output, code) =
+            run(&["/nonexistent/sh", "/bin/sh"], &["sh", "-c", script, "x", "$a 'b'"]).expect("it runs");
         assert_eq!((output.as_str(), code), ("hello /usr 64 $a 'b'\n", 3));
     }
 

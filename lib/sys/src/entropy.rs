@@ -21,7 +21,8 @@ const RNDRESEEDCRNG: libc::Ioctl = 0x5207;
 /// `random` is /dev/random or /dev/urandom, open for writing. Needs CAP_SYS_ADMIN.
 pub fn credit(random: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     let length = bytes.len().min(MOST);
-    let mut pool = Pool { entropy_bits: (length * 8) as libc::c_int, length: length as libc::c_int, bytes: [0; MOST] };
+    let mut pool =
+        Pool { entropy_bits: (length * 8) as libc::c_int, length: length as libc::c_int, bytes: [0; MOST] };
     for (to, from) in pool.bytes.iter_mut().zip(bytes) {
         *to = *from;
     }

@@ -119,7 +119,8 @@ impl Attributes {
         unsafe { libc::sigfillset(&mut all) };
         // SAFETY: attributes and set are initialised.
         check(unsafe { libc::posix_spawnattr_setsigdefault(&mut attributes.0, &all) })?;
-        let flags = SETSID | libc::POSIX_SPAWN_SETSIGMASK as libc::c_int | libc::POSIX_SPAWN_SETSIGDEF as libc::c_int;
+        let flags =
+            SETSID | libc::POSIX_SPAWN_SETSIGMASK as libc::c_int | libc::POSIX_SPAWN_SETSIGDEF as libc::c_int;
         // SAFETY: the attributes are initialised.
         check(unsafe { libc::posix_spawnattr_setflags(&mut attributes.0, flags as libc::c_short) })?;
         Ok(attributes)

@@ -57,7 +57,10 @@ pub fn open(name: &str, frames: Frames) -> io::Result<OwnedFd> {
 fn attach(name: &str, frames: Frames) -> io::Result<File> {
     let mut request = Request { name: [0; 16], flags: IFF_TAP | IFF_NO_PI, unused: [0; 22] };
     if name.is_empty() || name.len() > NAME_MAX || name.bytes().any(|b| b == 0 || b == b'/' || b == b'%') {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} cannot name a network device")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{name:?} cannot name a network device"),
+        ));
     }
     for (to, from) in request.name.iter_mut().zip(name.bytes()) {
         *to = from;

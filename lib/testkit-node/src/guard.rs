@@ -186,7 +186,8 @@ impl Processes {
     /// Waits until the channel hangs up or one of the processes ends.
     fn watch(&self) -> Result<(), Error> {
         let watch = |child: &Child| {
-            pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(|error| Error::Watch(error.into()))
+            pidfd_open(Pid::from_child(child), PidfdFlags::empty())
+                .map_err(|error| Error::Watch(error.into()))
         };
         let (qemu, virtiofsd) = (watch(&self.qemu)?, watch(&self.virtiofsd)?);
         wait(&mut [

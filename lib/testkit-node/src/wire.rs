@@ -205,7 +205,10 @@ mod tests {
         large.extend_from_slice(&u32::MAX.to_le_bytes());
         assert!(matches!(Frame::read(large.as_slice()), Err(Error::Size(_))));
         assert!(matches!(Frame::read([200, 0, 0, 0, 0, 0, 0, 0, 0].as_slice()), Err(Error::Kind(200))));
-        assert!(matches!(Frame::read([7, 0, 0, 0, 0, 1, 0, 0, 0, 9].as_slice()), Err(Error::Payload { kind: 7 })));
+        assert!(matches!(
+            Frame::read([7, 0, 0, 0, 0, 1, 0, 0, 0, 9].as_slice()),
+            Err(Error::Payload { kind: 7 })
+        ));
         assert!(matches!(Frame::read([2, 0, 0].as_slice()), Err(Error::Channel(_))));
     }
 }

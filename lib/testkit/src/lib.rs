@@ -2,6 +2,7 @@
 //! check that nothing is left behind.
 
 pub mod images;
+pub mod imp;
 pub mod leftovers;
 pub mod machine;
 pub mod node;

@@ -1,5 +1,7 @@
 //! Node VMs: what a test can do with one, what it cannot see or leave behind, and that Firecracker runs in it.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -37,7 +39,8 @@ fn a_program_gets_its_arguments_environment_and_directory_and_gives_its_streams_
 
 #[test]
 fn large_input_and_output_pass_whole_while_other_programs_run() {
-    let bytes: Vec<u8> = (0..6_u32 << 20).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..6_u32 << 20).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     thread::scope(|scope| {
         let copy = scope.spawn(|| NODE.exec(Command::new("cat").input(bytes.clone())).unwrap());
         assert_eq!(shell("echo beside").text(), "beside\n");
@@ -52,8 +55,9 @@ fn large_input_and_output_pass_whole_while_other_programs_run() {
 #[test]
 fn a_hung_program_meets_its_deadline_with_all_that_it_started() {
     let script = "setsid sleep 6543 & echo started; sleep 6543";
-    let error = NODE.exec(Command::shell(script).deadline(Duration::from_secs(2))).unwrap_err();
-    let Error::Deadline { output, .. } = &error else { panic!("{error}") };
+    let error = NODE.exec(Command::shell(script).deadline(Duration::from_secs(5))).unwrap_err();
+    let Error::Deadline { output, logs, .. } = &error else { panic!("{error}") };
+    fs::remove_dir_all(logs.folder.as_ref().unwrap()).unwrap();
     assert_eq!((output.text().as_str(), &output.end), ("started\n", &Some(End::Signalled(9))));
     let left = shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
     assert!(!left.text().contains("sleep 6543"), "{}", left.text());
@@ -84,7 +88,10 @@ fn nothing_of_the_host_is_visible_but_what_is_listed_and_nothing_there_changes()
     fs::write(shared.path().join("file"), "host").unwrap();
     let node = NodeVm::builder().share(shared.path()).start().unwrap();
 
-    let look = format!("ls -d {0} {0}/credentials /etc/shadow 2>&1 || true; ls -A /root /home", secret.path().display());
+    let look = format!(
+        "ls -d {0} {0}/credentials /etc/shadow 2>&1 || true; ls -A /root /home",
+        secret.path().display()
+    );
     let seen = node.exec(Command::shell(&look).environment("LC_ALL", "C")).unwrap().text();
     let hidden = |line: &str| line.is_empty() || line.ends_with(':') || line.contains("No such file");
     assert!(seen.lines().all(hidden), "{seen}");
@@ -122,13 +129,17 @@ fn files_and_directories_go_in_and_come_out() {
 
 #[test]
 fn two_nodes_and_the_host_reach_each_other_and_the_host_has_no_new_device() {
-    let devices = || fs::read_dir("/sys/class/net").unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    let devices = || {
+        fs::read_dir("/sys/class/net").unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+    };
     let before = devices();
     let network = Network::new().unwrap();
-    let start = |name: &'static str| NodeVm::builder().name(name).memory_mib(512).network(&network).start().unwrap();
+    let start =
+        |name: &'static str| NodeVm::builder().name(name).memory_mib(512).network(&network).start().unwrap();
     let (one, two) = thread::scope(|scope| {
         let one = scope.spawn(|| start("one"));
-        (one.join().unwrap(), start("two"))
+        let two = start("two");
+        (one.join().unwrap(), two)
     });
     let other = two.address().unwrap();
     one.check(Command::shell(&format!("busybox ping -c 1 -W 30 {other}"))).unwrap();
@@ -144,9 +155,11 @@ fn two_nodes_and_the_host_reach_each_other_and_the_host_has_no_new_device() {
     assert_eq!(two.check(Command::shell(&fetch)).unwrap().text(), "from the host");
     assert_eq!(answer.join().unwrap(), other);
 
-    let mut listener = two.spawn(Command::shell("busybox nc -l -p 7 -e echo from the node & echo up; wait")).unwrap();
+    let mut listener =
+        two.spawn(Command::shell("busybox nc -l -p 7 -e echo from the node & echo up; wait")).unwrap();
     listener.wait_for("up", Duration::from_secs(30)).unwrap();
-    two.check(Command::shell("until grep -q ':0007 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done")).unwrap();
+    two.check(Command::shell("until grep -q ':0007 ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done"))
+        .unwrap();
     let said = network.within(|| {
         let mut text = String::new();
         std::net::TcpStream::connect((other, 7)).unwrap().read_to_string(&mut text).unwrap();
@@ -154,6 +167,27 @@ fn two_nodes_and_the_host_reach_each_other_and_the_host_has_no_new_device() {
     });
     assert_eq!(said.unwrap(), "from the node\n");
     assert_eq!(devices(), before);
+}
+
+#[test]
+fn the_command_passes_input_output_and_the_exit_code_through() {
+    let mut lab = HostCommand::new(env!("CARGO_BIN_EXE_imp-lab"))
+        .args([
+            "--memory",
+            "512",
+            "sh",
+            "-c",
+            "cat; ls $FIRECRACKER $JAILER $KERNEL >/dev/null || exit 1; echo bad >&2; exit 3",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    lab.stdin.take().unwrap().write_all(b"in\n").unwrap();
+    let output = lab.wait_with_output().unwrap();
+    let streams = (output.stdout.as_slice(), output.stderr.as_slice());
+    assert_eq!((output.status.code(), streams), (Some(3), (b"in\n".as_slice(), b"bad\n".as_slice())));
 }
 
 #[test]
@@ -198,7 +232,11 @@ fn a_test_that_is_killed_leaves_nothing() {
 #[test]
 #[ignore = "part of a_test_that_is_killed_leaves_nothing"]
 fn part_that_starts_a_node_and_waits() {
-    let _node = NodeVm::builder().memory_mib(512).start().unwrap();
+    let node = NodeVm::builder().memory_mib(512).start().unwrap();
+    // A node that listens would end by itself when it hears no more of its test.
+    let stop = "kill -STOP $PPID; until grep -q '^State:.T' /proc/$PPID/status; do :; done; echo heard";
+    let mut deaf = node.spawn(Command::shell(stop)).unwrap();
+    deaf.wait_for("heard", Duration::from_secs(3)).unwrap_err();
     println!("the node runs");
     loop {
         thread::park();
@@ -211,7 +249,10 @@ fn a_test_that_fails_inside_fails_here_and_shows_what_it_said() {
     let output = part("part_that_fails_inside", folder.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(101), "{text}");
-    assert!(text.contains("said inside") && text.contains("left: 1") && text.contains("console and logs: "), "{text}");
+    assert!(
+        text.contains("said inside") && text.contains("left: 1") && text.contains("console and logs: "),
+        "{text}"
+    );
 }
 
 #[test]

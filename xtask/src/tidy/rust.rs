@@ -30,9 +30,6 @@ const IMPURE_STD: &[&str] = &["fs", "process", "env", "thread", "time"];
 /// `std::time` has one thing that is only a number.
 const PURE_TIME: &str = "Duration";
 
-/// Begins the reason of a test that is ignored because another one runs it.
-const RUN_BY_ANOTHER: &str = "\"run by ";
-
 const MOST_LINES: usize = 500;
 const GOOD_LINES: usize = 400;
 
@@ -45,7 +42,7 @@ pub(super) fn check(source: &Source) -> anyhow::Result<Vec<Finding>> {
         let problem = format!("more than {MOST_LINES} lines: split it by subject");
         findings.push(Finding::new(&source.path, 0, problem));
     }
-    check_tokens(&source.path, &tokens, &mut findings);
+    check_tokens(source, &tokens, &mut findings);
     if PURE.contains(&file_name(&source.path)) {
         check_pure(&source.path, &without_tests(&tokens), &mut findings);
     }
@@ -63,16 +60,16 @@ fn file_name(path: &str) -> &str {
     path.rsplit_once('/').map_or(path, |(_, name)| name)
 }
 
-fn check_tokens(path: &str, tokens: &[TokenTree], findings: &mut Vec<Finding>) {
+fn check_tokens(source: &Source, tokens: &[TokenTree], findings: &mut Vec<Finding>) {
     for (at, token) in tokens.iter().enumerate() {
         match token {
-            TokenTree::Ident(ident) => findings.extend(check_ident(path, ident, tokens.get(at + 1))),
+            TokenTree::Ident(ident) => findings.extend(check_ident(&source.path, ident, tokens.get(at + 1))),
             TokenTree::Group(group) => {
                 if at.checked_sub(1).is_some_and(|before| is_punct(tokens.get(before), '#')) {
-                    findings.extend(check_attribute(path, group));
+                    findings.extend(check_attribute(source, group, tokens.get(at..).unwrap_or_default()));
                 }
                 let within: Vec<TokenTree> = group.stream().into_iter().collect();
-                check_tokens(path, &within, findings);
+                check_tokens(source, &within, findings);
             }
             TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
@@ -95,14 +92,14 @@ fn check_ident(path: &str, ident: &Ident, next: Option<&TokenTree>) -> Option<Fi
     }
 }
 
-fn check_attribute(path: &str, attribute: &Group) -> Option<Finding> {
+/// A test that is ignored and that no other test starts by its name, in a process of its own.
+fn check_attribute(source: &Source, attribute: &Group, after: &[TokenTree]) -> Option<Finding> {
     let ident = first_ident(attribute).filter(|ident| ident == "ignore")?;
-    // The part of a test that needs a process of its own is started by the other part.
-    if attribute.stream().to_string().contains(RUN_BY_ANOTHER) {
-        return None;
-    }
-    let problem = "a test that does not run proves nothing: repair it or remove it";
-    Some(Finding::new(path, ident.span().start().line, problem))
+    let mut names =
+        after.iter().skip_while(|token| !matches!(token, TokenTree::Ident(word) if *word == "fn")).skip(1);
+    let is_started = names.next().is_some_and(|name| source.text.matches(&name.to_string()).count() > 1);
+    let problem = "a test that nobody runs proves nothing: repair it or remove it";
+    (!is_started).then(|| Finding::new(&source.path, ident.span().start().line, problem))
 }
 
 fn check_pure(path: &str, tokens: &[TokenTree], findings: &mut Vec<Finding>) {
@@ -201,7 +198,8 @@ mod tests {
     fn unfinished_work_is_found() {
         let text = "#[test]\n#[ignore = \"slow\"]\nfn a() { todo!() }\nfn b() { dbg!(1); let todo = 1; }\n";
         assert_eq!(lines("a.rs", text), [2, 3, 4]);
-        assert!(lines("a.rs", "#[test]\n#[ignore = \"run by the test above\"]\nfn a() {}\n").is_empty());
+        let part = "#[test]\nfn a() { start(\"tests::the_part\"); }\n#[test]\n#[ignore = \"started by a\"]\nfn the_part() {}\n";
+        assert!(lines("a.rs", part).is_empty());
     }
 
     #[test]

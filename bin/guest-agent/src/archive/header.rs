@@ -115,7 +115,11 @@ pub(super) fn parse_time(text: &str) -> Option<i64> {
     let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
-    let total = seconds.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(digits.parse::<u32>().ok()?.into())?;
+    let total = seconds
+        .parse::<i64>()
+        .ok()?
+        .checked_mul(1_000_000_000)?
+        .checked_add(digits.parse::<u32>().ok()?.into())?;
     Some(if negative { -total } else { total })
 }
 
@@ -139,15 +143,21 @@ mod tests {
         for length in [1, 80, 90, 91, 92, 93, 94, 95, 96, 97, 98, 980, 989, 990, 991, 992] {
             let mut records = Vec::new();
             record(&mut records, b"key", &vec![b'v'; length]);
-            let told: usize = std::str::from_utf8(&records).unwrap().split(' ').next().unwrap().parse().unwrap();
+            let told: usize =
+                std::str::from_utf8(&records).unwrap().split(' ').next().unwrap().parse().unwrap();
             assert_eq!(told, records.len());
         }
     }
 
     #[test]
     fn times_survive_also_before_the_epoch() {
-        for (seconds, nanoseconds) in [(0, 1), (5, 0), (1_700_000_000, 123_456_789), (-1, 500_000_000), (-7, 0), (-2, 1)] {
-            assert_eq!(parse_time(&time(seconds, nanoseconds)), Some(seconds * 1_000_000_000 + i64::from(nanoseconds)));
+        for (seconds, nanoseconds) in
+            [(0, 1), (5, 0), (1_700_000_000, 123_456_789), (-1, 500_000_000), (-7, 0), (-2, 1)]
+        {
+            assert_eq!(
+                parse_time(&time(seconds, nanoseconds)),
+                Some(seconds * 1_000_000_000 + i64::from(nanoseconds))
+            );
         }
         assert_eq!(parse_time("12"), Some(12_000_000_000));
         assert_eq!(parse_time("1.5"), Some(1_500_000_000));

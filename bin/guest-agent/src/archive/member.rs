@@ -25,7 +25,11 @@ impl MemberName {
             }
             name.extend_from_slice(part);
         }
-        if name.len() > LONGEST { Err(Error::Member(shown(), "its name is too long")) } else { Ok(Self(name)) }
+        if name.len() > LONGEST {
+            Err(Error::Member(shown(), "its name is too long"))
+        } else {
+            Ok(Self(name))
+        }
     }
 
     /// Directory and last part; none for the directory itself.
@@ -50,7 +54,8 @@ mod tests {
 
     #[test]
     fn names_are_made_relative_and_plain() {
-        let name = |text: &str| MemberName::parse(text.as_bytes()).map(|name| String::from_utf8(name.0).unwrap());
+        let name =
+            |text: &str| MemberName::parse(text.as_bytes()).map(|name| String::from_utf8(name.0).unwrap());
         assert_eq!(name("./a//b/./c/").unwrap(), "a/b/c");
         assert_eq!(name("/etc/passwd").unwrap(), "etc/passwd");
         assert_eq!(name("./").unwrap(), "");

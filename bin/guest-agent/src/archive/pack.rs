@@ -15,7 +15,8 @@ use super::header::{Described, padding, write_end};
 use super::{CHUNK, shown};
 use crate::files::Error;
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// FIFOs and devices are not opened; a file that becomes one meanwhile does not hold the thread.
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 /// Files with several names that are remembered; further ones are packed as files of their own.
@@ -180,7 +181,7 @@ fn describe<'a>(name: &'a [u8], stat: &Stat, kind: EntryType) -> Described<'a> {
         mode: stat.st_mode,
         uid: stat.st_uid,
         gid: stat.st_gid,
-        modified: (stat.st_mtime as i64, stat.st_mtime_nsec as u32),
+        modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
         device,
         attributes: &[],
     }
@@ -201,11 +202,11 @@ fn names(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
 
 /// Extended attributes; a file system without them has none.
 fn attributes(file: &OwnedFd) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut list = Vec::with_capacity(MOST_ATTRIBUTES);
-    match rustix::fs::flistxattr(file, &mut [0_u8; 0][..]) {
-        Ok(0) | Err(_) => return Vec::new(),
-        Ok(_) => {}
+    // Most files have none: no buffer for them.
+    if rustix::fs::flistxattr_query(file).unwrap_or(0) == 0 {
+        return Vec::new();
     }
+    let mut list = Vec::with_capacity(MOST_ATTRIBUTES);
     if rustix::fs::flistxattr(file, rustix::buffer::spare_capacity(&mut list)).is_err() {
         return Vec::new();
     }

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat, mknodat, openat,
-    openat2, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat,
+    mknodat, openat, openat2, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use tar::{Archive, EntryType};
@@ -48,8 +48,15 @@ pub(super) struct Unpacked {
 pub(super) fn unpack(path: &Path, owner: Owner, reader: impl Read) -> Result<Unpacked, Error> {
     std::fs::create_dir_all(path).map_err(Error::file("cannot make the directory", path))?;
     let top = openat(CWD, path, DIRECTORY, Mode::empty()).map_err(Error::errno("cannot open", path))?;
-    let mut unpacker =
-        Unpacker { path, top, owner, parent: None, times: Vec::new(), done: Unpacked::default(), buffer: vec![0; CHUNK] };
+    let mut unpacker = Unpacker {
+        path,
+        top,
+        owner,
+        parent: None,
+        times: Vec::new(),
+        done: Unpacked::default(),
+        buffer: vec![0; CHUNK],
+    };
     let left = Rc::new(Cell::new(Some(MOST_RECORDS)));
     let mut archive = Archive::new(Bounded { inner: reader, left: Rc::clone(&left) });
     for entry in archive.entries().map_err(Error::Archive)? {
@@ -73,7 +80,10 @@ impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(left) = self.left.get() else { return self.inner.read(buffer) };
         if left == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a member's names and records are too long"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a member's names and records are too long",
+            ));
         }
         let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let count = self.inner.read(buffer.get_mut(..room).unwrap_or_default())?;
@@ -144,8 +154,10 @@ impl Unpacker<'_> {
                     _ => FileType::Fifo,
                 };
                 let number = |part: std::io::Result<Option<u32>>| part.ok().flatten().unwrap_or(0);
-                let device = rustix::fs::makedev(number(header.device_major()), number(header.device_minor()));
-                mknodat(parent, own, file_type, Mode::from_raw_mode(attributes.mode), device).map_err(failed)?;
+                let device =
+                    rustix::fs::makedev(number(header.device_major()), number(header.device_minor()));
+                mknodat(parent, own, file_type, Mode::from_raw_mode(attributes.mode), device)
+                    .map_err(failed)?;
                 rustix::fs::chmodat(parent, own, Mode::from_raw_mode(attributes.mode), AtFlags::empty())
                     .map_err(self.failed(&name))?;
                 self.apply_to_link(&name, own, &attributes)
@@ -153,7 +165,10 @@ impl Unpacker<'_> {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 self.file(&name, own, &mut entry, &attributes, &extended)
             }
-            _ => Err(Error::Member(shown(self.path, name.as_bytes()).display().to_string(), "its type is not known")),
+            _ => Err(Error::Member(
+                shown(self.path, name.as_bytes()).display().to_string(),
+                "its type is not known",
+            )),
         }
     }
 
@@ -193,7 +208,8 @@ impl Unpacker<'_> {
         attributes: &NewAttributes,
         extended: &Extended,
     ) -> Result<(), Error> {
-        let file = openat(self.parent(name)?, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?;
+        let file =
+            openat(self.parent(name)?, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?;
         loop {
             let count = entry.read(&mut self.buffer).map_err(Error::Archive)?;
             let mut rest = self.buffer.get(..count).unwrap_or_default();
@@ -214,11 +230,15 @@ impl Unpacker<'_> {
 
     fn hard_link(&mut self, name: &MemberName, own: &[u8], target: &MemberName) -> Result<(), Error> {
         let Some((directory, target_own)) = target.split() else {
-            return Err(Error::Member(shown(self.path, name.as_bytes()).display().to_string(), "it links to a directory"));
+            return Err(Error::Member(
+                shown(self.path, name.as_bytes()).display().to_string(),
+                "it links to a directory",
+            ));
         };
-        let target_parent =
-            openat2(&self.top, here(directory), DIRECTORY, Mode::empty(), INSIDE).map_err(self.failed(target))?;
-        linkat(&target_parent, target_own, self.parent(name)?, own, AtFlags::empty()).map_err(self.failed(target))
+        let target_parent = openat2(&self.top, here(directory), DIRECTORY, Mode::empty(), INSIDE)
+            .map_err(self.failed(target))?;
+        linkat(&target_parent, target_own, self.parent(name)?, own, AtFlags::empty())
+            .map_err(self.failed(target))
     }
 
     fn apply_to_link(&self, name: &MemberName, own: &[u8], attributes: &NewAttributes) -> Result<(), Error> {
@@ -281,7 +301,8 @@ impl Unpacker<'_> {
         for (name, modified) in self.times.iter().rev() {
             // One that a later member has replaced has no time to set.
             if let Ok(directory) = self.reopen(name) {
-                rustix::fs::futimens(&directory, &crate::files::modified(*modified)).map_err(self.failed(name))?;
+                rustix::fs::futimens(&directory, &crate::files::modified(*modified))
+                    .map_err(self.failed(name))?;
             }
         }
         Ok(())

@@ -35,9 +35,15 @@ pub(crate) struct Names {
 
 impl Names {
     pub(crate) fn parse(request: &ConfigureRequest) -> Result<Self, ParseError> {
-        let mut names = Self { hostname: Some(request.hostname.clone()).filter(|name| !name.is_empty()), ..Self::default() };
+        let mut names = Self {
+            hostname: Some(request.hostname.clone()).filter(|name| !name.is_empty()),
+            ..Self::default()
+        };
         for entry in &request.hosts {
-            names.hosts.push((address("hosts", &entry.address)?, entry.names.iter().map(|it| name(it)).collect::<Result<_, _>>()?));
+            names.hosts.push((
+                address("hosts", &entry.address)?,
+                entry.names.iter().map(|it| name(it)).collect::<Result<_, _>>()?,
+            ));
         }
         if let Some(network) = &request.network {
             for own in &network.addresses {
@@ -89,7 +95,11 @@ fn address(field: &'static str, text: &str) -> Result<IpAddr, ParseError> {
 
 fn name(text: &str) -> Result<String, ParseError> {
     let allowed = |letter: char| !letter.is_whitespace() && !letter.is_control() && letter != '#';
-    if !text.is_empty() && text.chars().all(allowed) { Ok(text.to_owned()) } else { Err(ParseError::Name(text.to_owned())) }
+    if !text.is_empty() && text.chars().all(allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err(ParseError::Name(text.to_owned()))
+    }
 }
 
 /// Writes the files below `etc`. One that cannot be written is logged: a machine without it still runs.
@@ -144,7 +154,10 @@ mod tests {
     fn request() -> ConfigureRequest {
         ConfigureRequest {
             hostname: "web.example".into(),
-            hosts: vec![HostEntry { address: "10.0.0.9".into(), names: vec!["db".into(), "db.example".into()] }],
+            hosts: vec![HostEntry {
+                address: "10.0.0.9".into(),
+                names: vec!["db".into(), "db.example".into()],
+            }],
             network: Some(NetworkInterface {
                 addresses: vec!["10.0.2.15/24".into(), "fd00::15/64".into()],
                 nameservers: vec!["10.0.2.3".into()],
@@ -166,7 +179,12 @@ mod tests {
         assert_eq!(read("hostname"), "web.example\n");
         assert_eq!(read("resolv.conf"), "nameserver 10.0.2.3\nsearch example\n");
         let hosts = read("hosts");
-        for line in ["127.0.0.1 localhost", "10.0.2.15 web.example web", "fd00::15 web.example web", "10.0.0.9 db db.example"] {
+        for line in [
+            "127.0.0.1 localhost",
+            "10.0.2.15 web.example web",
+            "fd00::15 web.example web",
+            "10.0.0.9 db db.example",
+        ] {
             assert!(hosts.lines().any(|it| it == line), "{hosts}");
         }
         assert!(!directory.path().join("run").exists());

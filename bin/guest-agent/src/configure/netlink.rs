@@ -120,7 +120,9 @@ impl Netlink {
         body.number(0);
         let mut found = Vec::new();
         self.exchange(RTM_GETADDR, NLM_F_DUMP, body, |message| {
-            found.extend(parse_address(message).filter(|(owner, _)| *owner == index).map(|(_, prefix)| prefix));
+            found.extend(
+                parse_address(message).filter(|(owner, _)| *owner == index).map(|(_, prefix)| prefix),
+            );
         })?;
         Ok(found)
     }
@@ -142,7 +144,13 @@ impl Netlink {
     }
 
     /// Sends a message and reads answers up to the last one.
-    fn exchange(&mut self, kind: u16, flags: u16, body: Body, mut answer: impl FnMut(&[u8])) -> io::Result<()> {
+    fn exchange(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: Body,
+        mut answer: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
         self.sequence += 1;
         let length = (HEADER + body.0.len()) as u32;
         let mut message = length.to_ne_bytes().to_vec();
@@ -249,7 +257,8 @@ mod tests {
 
     #[test]
     fn a_network_contains_its_addresses_and_no_others() {
-        let contains = |prefix: &str, address: &str| Prefix::parse(prefix).unwrap().contains(&address.parse().unwrap());
+        let contains =
+            |prefix: &str, address: &str| Prefix::parse(prefix).unwrap().contains(&address.parse().unwrap());
         assert!(contains("10.0.2.15/24", "10.0.2.2"));
         assert!(!contains("10.0.2.15/24", "10.0.3.2"));
         assert!(contains("0.0.0.0/0", "8.8.8.8"));

@@ -37,13 +37,16 @@ impl Interface {
         let mac = wanted.mac.to_ascii_lowercase();
         let octets: Vec<&str> = mac.split(':').collect();
         let octet = |text: &&str| text.len() == 2 && u8::from_str_radix(text, 16).is_ok();
-        if !mac.is_empty() && !(octets.len() == 6 && octets.iter().all(octet)) {
+        let well_formed = octets.len() == 6 && octets.iter().all(octet);
+        if !mac.is_empty() && !well_formed {
             return Err(ParseError::Mac(wanted.mac));
         }
         let mut gateways: Vec<IpAddr> = Vec::new();
         for text in wanted.gateways {
             match text.parse::<IpAddr>() {
-                Ok(gateway) if !gateways.iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) => gateways.push(gateway),
+                Ok(gateway) if !gateways.iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) => {
+                    gateways.push(gateway)
+                }
                 _ => return Err(ParseError::Gateway(text)),
             }
         }
@@ -111,7 +114,8 @@ fn find(mac: Option<&str>) -> Result<u32, Error> {
             .filter(|name| name != "lo")
             .collect();
         names.sort();
-        let matches = |name: &&String| mac.is_none_or(|mac| attribute(name, "address").as_deref() == Some(mac));
+        let matches =
+            |name: &&String| mac.is_none_or(|mac| attribute(name, "address").as_deref() == Some(mac));
         if let Some(index) = names.iter().find(matches).and_then(|name| index_of(name)) {
             return Ok(index);
         }
@@ -148,7 +152,10 @@ mod tests {
             assert!(matches!(Interface::parse(wanted), Err(ParseError::Prefix(_))), "{text}");
         }
         assert!(matches!(with(|it| it.mac = "52:54:00:12:34".into()), Err(ParseError::Mac(_))));
-        assert!(matches!(with(|it| it.gateways = vec!["10.0.0.1".into(), "10.0.0.2".into()]), Err(ParseError::Gateway(_))));
+        assert!(matches!(
+            with(|it| it.gateways = vec!["10.0.0.1".into(), "10.0.0.2".into()]),
+            Err(ParseError::Gateway(_))
+        ));
         let both = with(|it| it.gateways = vec!["10.0.0.1".into(), "fe80::1".into()]).unwrap();
         assert_eq!(both.gateways.len(), 2);
     }

@@ -71,10 +71,12 @@ pub(crate) fn set(path: &Path, attributes: &Attributes, links: Links) -> Result<
     };
     if attributes.uid.is_some() || attributes.gid.is_some() {
         let (uid, gid) = (attributes.uid.map(Uid::from_raw), attributes.gid.map(Gid::from_raw));
-        rustix::fs::chownat(CWD, path, uid, gid, flags).map_err(Error::errno("cannot change the owner of", path))?;
+        rustix::fs::chownat(CWD, path, uid, gid, flags)
+            .map_err(Error::errno("cannot change the owner of", path))?;
     }
     if let Some(mode) = attributes.mode {
-        let is_link = links == Links::Keep && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
+        let is_link =
+            links == Links::Keep && fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink());
         // The mode of a link means nothing, and the kernel refuses to set one.
         if !is_link {
             rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())
@@ -101,7 +103,10 @@ pub(crate) fn make_directory(path: &Path, parents: Parents, attributes: &Attribu
         make_parents(path)?;
     }
     match DirBuilder::new().mode(0o755).create(path) {
-        Err(error) if parents == Parents::Make && error.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error()) && path.is_dir() => {}
+        Err(error)
+            if parents == Parents::Make
+                && error.raw_os_error() == Some(rustix::io::Errno::EXIST.raw_os_error())
+                && path.is_dir() => {}
         made => made.map_err(Error::file(failed, path))?,
     }
     set(path, attributes, Links::Follow)
@@ -109,5 +114,9 @@ pub(crate) fn make_directory(path: &Path, parents: Parents, attributes: &Attribu
 
 pub(crate) fn make_parents(path: &Path) -> Result<(), Error> {
     let Some(parent) = path.parent() else { return Ok(()) };
-    DirBuilder::new().recursive(true).mode(0o755).create(parent).map_err(Error::file("cannot make the directory", parent))
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(parent)
+        .map_err(Error::file("cannot make the directory", parent))
 }

@@ -51,7 +51,9 @@ impl From<Error> for Status {
         let code = match &error {
             Error::File { source, .. } => code(source),
             Error::Archive(source) if source.kind() == io::ErrorKind::BrokenPipe => Code::Cancelled,
-            Error::Archive(_) | Error::Leaves(_) | Error::Member(..) | Error::Path(_) => Code::InvalidArgument,
+            Error::Archive(_) | Error::Leaves(_) | Error::Member(..) | Error::Path(_) => {
+                Code::InvalidArgument
+            }
             Error::NotRegular(..) => Code::FailedPrecondition,
         };
         Self::new(code, error.to_string())
@@ -63,10 +65,19 @@ fn code(error: &io::Error) -> Code {
         Some(Errno::NOENT) => Code::NotFound,
         Some(Errno::EXIST) => Code::AlreadyExists,
         Some(Errno::ACCESS | Errno::PERM) => Code::PermissionDenied,
-        Some(Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::FBIG) => Code::ResourceExhausted,
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::FBIG) => {
+            Code::ResourceExhausted
+        }
         Some(Errno::INVAL | Errno::NAMETOOLONG | Errno::LOOP) => Code::InvalidArgument,
         Some(
-            Errno::NOTEMPTY | Errno::NOTDIR | Errno::ISDIR | Errno::XDEV | Errno::ROFS | Errno::BUSY | Errno::TXTBSY | Errno::NXIO,
+            Errno::NOTEMPTY
+            | Errno::NOTDIR
+            | Errno::ISDIR
+            | Errno::XDEV
+            | Errno::ROFS
+            | Errno::BUSY
+            | Errno::TXTBSY
+            | Errno::NXIO,
         ) => Code::FailedPrecondition,
         _ => Code::Internal,
     }

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 
 use super::error::Error;
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Directories that are open at once; deeper ones are reached again through their parents.
 const MOST_OPEN: usize = 64;
 
@@ -85,7 +86,13 @@ fn empty(top: OwnedFd) -> Result<Progress, Errno> {
             loop {
                 let free = format!(".imp-removed-{moved}");
                 moved += 1;
-                match rustix::fs::renameat_with(&last.directory, &name, &first.directory, &free, rustix::fs::RenameFlags::NOREPLACE) {
+                match rustix::fs::renameat_with(
+                    &last.directory,
+                    &name,
+                    &first.directory,
+                    &free,
+                    rustix::fs::RenameFlags::NOREPLACE,
+                ) {
                     Err(Errno::EXIST) => {}
                     result => break result?,
                 }

@@ -23,9 +23,8 @@ pub(crate) fn rename(from: &Path, to: &Path, target: Target) -> Result<(), Error
     }
     // On the other file system under a temporary name first: under its own it appears whole or not at all.
     let temporary = temporary_beside(to);
-    let copied = archive::copy(from, &temporary).and_then(|()| {
-        rename_within(&temporary, to, target).map_err(Error::errno("cannot move to", to))
-    });
+    let copied = archive::copy(from, &temporary)
+        .and_then(|()| rename_within(&temporary, to, target).map_err(Error::errno("cannot move to", to)));
     if copied.is_err() {
         let _ = remove_tree(&temporary);
     }

@@ -51,7 +51,10 @@ fn describe(name: &OsStr, path: &Path, metadata: &Metadata) -> FileStat {
         mode: metadata.mode() & 0o7777,
         uid: metadata.uid(),
         gid: metadata.gid(),
-        modified_nanoseconds: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
+        modified_nanoseconds: metadata
+            .mtime()
+            .saturating_mul(1_000_000_000)
+            .saturating_add(metadata.mtime_nsec()),
         link_target: target.into_os_string().into_encoded_bytes().into(),
         user: String::new(),
         group: String::new(),
@@ -59,7 +62,8 @@ fn describe(name: &OsStr, path: &Path, metadata: &Metadata) -> FileStat {
 }
 
 pub(crate) fn name_owners(accounts: &Accounts, stats: &mut [FileStat]) {
-    let text = |name: Option<&[u8]>| name.map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
+    let text =
+        |name: Option<&[u8]>| name.map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
     for stat in stats {
         stat.user = text(accounts.user_name(stat.uid));
         stat.group = text(accounts.group_name(stat.gid));

@@ -43,6 +43,9 @@ impl Source {
     fn next_chunk(&mut self) -> Result<Bytes, Error> {
         let wanted = self.left.min(CHUNK as u64) as usize;
         let mut chunk = Vec::with_capacity(wanted);
+        if wanted == 0 {
+            return Ok(chunk.into());
+        }
         // One large read is enough on a disk; a file of /proc gives less at a time.
         rustix::io::read(&self.file, rustix::buffer::spare_capacity(&mut chunk))
             .map_err(Error::errno("cannot read", &self.path))?;
@@ -93,9 +96,15 @@ pub(crate) struct Sink {
 #[derive(Debug)]
 enum End {
     /// Renamed to its own name, with these attributes.
-    Rename { temporary: PathBuf, attributes: NewAttributes },
+    Rename {
+        temporary: PathBuf,
+        attributes: NewAttributes,
+    },
     /// Appended to what is there; on a break it is cut back to this length.
-    Append { length: u64, attributes: Attributes },
+    Append {
+        length: u64,
+        attributes: Attributes,
+    },
     Done,
 }
 
@@ -109,13 +118,20 @@ impl Sink {
         let there = fs::metadata(&path).ok();
         match &there {
             Some(there) if there.is_dir() => return Err(Error::NotRegular(path, "a directory")),
-            Some(there) if !there.is_file() => return Err(Error::NotRegular(path, "a device, FIFO or socket")),
+            Some(there) if !there.is_file() => {
+                return Err(Error::NotRegular(path, "a device, FIFO or socket"));
+            }
             _ => {}
         }
         let wanted = Attributes::from(open.attributes);
         if let Some(there) = there.as_ref().filter(|_| open.append) {
             let file = File::options().append(true).open(&path).map_err(Error::file("cannot open", &path))?;
-            return Ok(Self { path, file, size: 0, end: End::Append { length: there.len(), attributes: wanted } });
+            return Ok(Self {
+                path,
+                file,
+                size: 0,
+                end: End::Append { length: there.len(), attributes: wanted },
+            });
         }
         let attributes = NewAttributes {
             mode: wanted.mode.or(there.as_ref().map(|there| there.mode() & 0o7777)).unwrap_or(0o644),

@@ -14,7 +14,9 @@ pub(crate) const SERVE: &str = "serve";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("this program is PID 1 of a VM and its agent; it is started by the kernel, not by hand (at {0:?})")]
+    #[error(
+        "this program is PID 1 of a VM and its agent; it is started by the kernel, not by hand (at {0:?})"
+    )]
     Unknown(String),
     #[error("inherited descriptor {0} is not open")]
     Descriptor(String, #[source] std::io::Error),

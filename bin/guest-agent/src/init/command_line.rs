@@ -35,7 +35,8 @@ impl CommandLine {
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let value = |name: &'static str| {
             let words = text.split_ascii_whitespace().rev();
-            let mut values = words.filter_map(|word| word.strip_prefix("imp.")?.strip_prefix(name)?.strip_prefix('='));
+            let mut values =
+                words.filter_map(|word| word.strip_prefix("imp.")?.strip_prefix(name)?.strip_prefix('='));
             values.next().filter(|value| !value.is_empty()).ok_or(Error::Missing(name))
         };
         let wrong = |name, value: &str| Error::Value { name, value: value.to_owned() };
@@ -77,7 +78,13 @@ mod tests {
         let wrong = |text: &str| CommandLine::parse(text).unwrap_err().to_string();
         assert_eq!(wrong("imp.base=/a imp.channel=x"), "imp.scratch= is missing");
         assert_eq!(wrong("imp.base=a imp.scratch=/b imp.channel=x"), "imp.base=a is not understood");
-        assert_eq!(wrong("imp.base=/a imp.scratch=/b imp.channel=vsock:x"), "imp.channel=vsock:x is not understood");
-        assert_eq!(wrong("imp.base=/a imp.scratch=/b imp.channel=x imp.end=y"), "imp.end=y is not understood");
+        assert_eq!(
+            wrong("imp.base=/a imp.scratch=/b imp.channel=vsock:x"),
+            "imp.channel=vsock:x is not understood"
+        );
+        assert_eq!(
+            wrong("imp.base=/a imp.scratch=/b imp.channel=x imp.end=y"),
+            "imp.end=y is not understood"
+        );
     }
 }

@@ -20,8 +20,14 @@ const ANY_INIT: &[u8] = b"/.imp/init";
 const INITS: [&[u8]; 5] =
     [ANY_INIT, b"/sbin/init", b"/usr/sbin/init", b"/lib/systemd/systemd", b"/usr/lib/systemd/systemd"];
 /// Where an image's init may be, in the order of the kernel and of distributions.
-const CANDIDATES: [&str; 6] =
-    ["/sbin/init", "/usr/sbin/init", "/etc/init", "/bin/init", "/lib/systemd/systemd", "/usr/lib/systemd/systemd"];
+const CANDIDATES: [&str; 6] = [
+    "/sbin/init",
+    "/usr/sbin/init",
+    "/etc/init",
+    "/bin/init",
+    "/lib/systemd/systemd",
+    "/usr/lib/systemd/systemd",
+];
 /// Longest request that PID 1 reads: what execve takes.
 const LONGEST: usize = 4 << 20;
 
@@ -101,7 +107,8 @@ struct Request {
 
 impl Request {
     fn of(launch: &Launch) -> Self {
-        let bytes = |strings: &[CString]| strings.iter().map(|string| string.to_bytes().to_vec()).collect::<Vec<_>>();
+        let bytes =
+            |strings: &[CString]| strings.iter().map(|string| string.to_bytes().to_vec()).collect::<Vec<_>>();
         let (mut programs, mut arguments) = (bytes(&launch.programs), bytes(&launch.arguments));
         if arguments.first().is_some_and(|program| program == ANY_INIT) {
             arguments.remove(0);
@@ -190,7 +197,11 @@ mod tests {
 
     fn request() -> Request {
         let list = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
-        Request { programs: list(&["/nonexistent/a", "/nonexistent/b"]), arguments: list(&["a", ""]), environment: list(&["A=b=c"]) }
+        Request {
+            programs: list(&["/nonexistent/a", "/nonexistent/b"]),
+            arguments: list(&["a", ""]),
+            environment: list(&["A=b=c"]),
+        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ const SAFE: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(Mount
 
 const PROC: FileSystem = FileSystem { kind: "proc", target: "/proc", flags: SAFE, options: c"" };
 const SYS: FileSystem = FileSystem { kind: "sysfs", target: "/sys", flags: SAFE, options: c"" };
-const DEV: FileSystem = FileSystem { kind: "devtmpfs", target: "/dev", flags: MountFlags::NOSUID, options: c"mode=0755" };
+const DEV: FileSystem =
+    FileSystem { kind: "devtmpfs", target: "/dev", flags: MountFlags::NOSUID, options: c"mode=0755" };
 
 /// What containers and inits both expect. /run and /tmp are the image's own directories: an image that needs /run empty
 /// at boot has an init that mounts it.
@@ -39,7 +40,12 @@ const BELOW: [FileSystem; 4] = [
         options: c"mode=1777",
     },
     FileSystem { kind: "mqueue", target: "/dev/mqueue", flags: SAFE, options: c"" },
-    FileSystem { kind: "cgroup2", target: "/sys/fs/cgroup", flags: SAFE, options: c"nsdelegate,memory_recursiveprot" },
+    FileSystem {
+        kind: "cgroup2",
+        target: "/sys/fs/cgroup",
+        flags: SAFE,
+        options: c"nsdelegate,memory_recursiveprot",
+    },
 ];
 
 const LINKS: [(&str, &str); 4] = [
@@ -52,7 +58,9 @@ const LINKS: [(&str, &str); 4] = [
 /// In the initramfs.
 pub(super) fn first() -> Result<(), Error> {
     for file_system in [PROC, SYS, DEV] {
-        file_system.mount("").map_err(|source| Error::Mount { what: file_system.target.to_owned(), source })?;
+        file_system
+            .mount("")
+            .map_err(|source| Error::Mount { what: file_system.target.to_owned(), source })?;
     }
     Ok(())
 }

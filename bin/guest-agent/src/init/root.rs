@@ -32,18 +32,21 @@ pub(super) fn assemble(base: &Path, scratch: &Path) -> Result<OwnedFd, Error> {
     for directory in [BASE, SCRATCH, ROOT] {
         mounts::make_directory(Path::new(directory)).map_err(failed("mount points"))?;
     }
-    mount(base, BASE, "ext4", MountFlags::RDONLY, c"").map_err(|error| mounted("the image's disk")(error.into()))?;
+    mount(base, BASE, "ext4", MountFlags::RDONLY, c"")
+        .map_err(|error| mounted("the image's disk")(error.into()))?;
     mount(scratch, SCRATCH, "ext4", MountFlags::NOATIME, c"")
         .map_err(|error| mounted("the private disk")(error.into()))?;
     for directory in ["upper", "work", "plain"] {
-        mounts::make_directory(&Path::new(SCRATCH).join(directory)).map_err(failed("directories of the private disk"))?;
+        mounts::make_directory(&Path::new(SCRATCH).join(directory))
+            .map_err(failed("directories of the private disk"))?;
     }
     let layers = CString::new(format!("lowerdir={BASE},upperdir={SCRATCH}/upper,workdir={SCRATCH}/work"));
     let layers = layers.map_err(|_| failed("layers")(io::ErrorKind::InvalidInput.into()))?;
     mount("imp", ROOT, "overlay", MountFlags::empty(), layers.as_c_str())
         .map_err(|error| mounted("the overlay")(error.into()))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let scratch = rustix::fs::open(SCRATCH, flags, Mode::empty()).map_err(|error| failed("private disk")(error.into()))?;
+    let scratch = rustix::fs::open(SCRATCH, flags, Mode::empty())
+        .map_err(|error| failed("private disk")(error.into()))?;
     place_agent()?;
     mounts::move_to(ROOT)?;
     switch()?;
@@ -58,7 +61,13 @@ fn place_agent() -> Result<(), Error> {
     let step = failed("the agent's directory");
     let placed = (|| {
         mounts::make_directory(Path::new(&below(IMP)))?;
-        mount("imp", below(IMP).as_str(), "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=0755,size=64k")?;
+        mount(
+            "imp",
+            below(IMP).as_str(),
+            "tmpfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            c"mode=0755,size=64k",
+        )?;
         for name in [AGENT, INIT] {
             File::create(below(name))?;
             mount_bind(PROGRAM, below(name).as_str())?;

@@ -23,7 +23,6 @@ use crate::shutdown::{self, PowerOff};
 /// systemd, when it ends the machine, spares processes whose name begins so.
 const AGENT_NAME: &str = "@imp-agent";
 /// Cgroup of the agent itself, and the one below which those of its processes are.
-const CGROUPS: &str = "/sys/fs/cgroup/imp";
 const AGENT_CGROUP: &str = "/sys/fs/cgroup/imp/agent";
 pub(super) const EXEC_CGROUPS: &str = "/sys/fs/cgroup/imp/exec";
 /// An agent that dies sooner than this after its start is given a pause.
@@ -109,7 +108,8 @@ fn reap(agent: u32) -> Agent {
 fn start(channel: &Endpoint, scratch: &OwnedFd, power_off: PowerOff) -> Result<Running, Error> {
     let (ours, theirs) = UnixStream::pair().map_err(Error::Agent)?;
     let inherited = |fd: &dyn AsRawFd| fd.as_raw_fd();
-    let words = arguments::words(channel, EXEC_CGROUPS, Some(inherited(scratch)), inherited(&theirs), power_off);
+    let words =
+        arguments::words(channel, EXEC_CGROUPS, Some(inherited(scratch)), inherited(&theirs), power_off);
     let keep = |keep: FdFlags| -> rustix::io::Result<()> {
         fcntl_setfd(scratch, keep)?;
         fcntl_setfd(&theirs, keep)?;

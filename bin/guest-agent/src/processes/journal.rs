@@ -90,9 +90,9 @@ impl Journal {
         self.changed.notify_waiters();
     }
 
-    /// Drops what is kept.
+    /// Drops what is kept but for what a reader has still to read.
     pub(crate) fn clear(&self) {
-        self.state().chunks.clear();
+        self.state().evict(0, self.keep);
         self.changed.notify_waiters();
     }
 
@@ -151,9 +151,7 @@ impl State {
         let first = self.chunks.partition_point(|chunk| chunk.end() <= position);
         let output = match self.chunks.get(first) {
             Some(chunk) if chunk.start > position => Output::Dropped(chunk.start - position),
-            Some(chunk) => {
-                Output::Data(chunk.source, chunk.bytes.slice((position - chunk.start) as usize..))
-            }
+            Some(chunk) => Output::Data(chunk.source, chunk.bytes.slice((position - chunk.start) as usize..)),
             None if position < self.end => Output::Dropped(self.end - position),
             None => return self.closed.then_some(None),
         };

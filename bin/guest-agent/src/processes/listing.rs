@@ -71,11 +71,18 @@ pub(crate) fn count() -> u32 {
 /// `leader`, the members of its session, and all whose line of parents leads to one of them.
 pub(crate) fn descendants(leader: u32) -> Vec<u32> {
     let stats: HashMap<u32, Stat> = pids().filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
-    let mut found: HashSet<u32> = stats.iter().filter(|(_, stat)| stat.session == leader).map(|(pid, _)| *pid).collect();
+    let mut found: HashSet<u32> =
+        stats.iter().filter(|(_, stat)| stat.session == leader).map(|(pid, _)| *pid).collect();
     found.extend(stats.contains_key(&leader).then_some(leader));
     loop {
         let before = found.len();
-        found.extend(stats.iter().filter(|(_, stat)| found.contains(&stat.parent)).map(|(pid, _)| *pid).collect::<Vec<_>>());
+        found.extend(
+            stats
+                .iter()
+                .filter(|(_, stat)| found.contains(&stat.parent))
+                .map(|(pid, _)| *pid)
+                .collect::<Vec<_>>(),
+        );
         if found.len() == before {
             return found.into_iter().collect();
         }

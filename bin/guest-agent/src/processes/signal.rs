@@ -74,9 +74,15 @@ mod tests {
 
     #[test]
     fn names_and_numbers_of_signals_are_understood() {
-        for (text, number) in
-            [("SIGTERM", 15), ("kill", 9), ("1", 1), ("SIGRTMIN+3", 37), ("RTMIN", 34), ("RTMAX-1", 63), ("64", 64)]
-        {
+        for (text, number) in [
+            ("SIGTERM", 15),
+            ("kill", 9),
+            ("1", 1),
+            ("SIGRTMIN+3", 37),
+            ("RTMIN", 34),
+            ("RTMAX-1", 63),
+            ("64", 64),
+        ] {
             assert_eq!(parse(text).map(Number::get), Ok(number), "{text}");
         }
     }

@@ -130,9 +130,16 @@ impl Launch {
         Ok(Self {
             id,
             programs,
-            arguments: spec.arguments.iter().map(|word| string("arguments", word)).collect::<Result<_, _>>()?,
+            arguments: spec
+                .arguments
+                .iter()
+                .map(|word| string("arguments", word))
+                .collect::<Result<_, _>>()?,
             directory: string("working_directory", directory)?,
-            environment: environment.into_iter().map(|entry| string("environment", &entry)).collect::<Result<_, _>>()?,
+            environment: environment
+                .into_iter()
+                .map(|entry| string("environment", &entry))
+                .collect::<Result<_, _>>()?,
             account,
             terminal: spec.terminal.as_ref().map(Size::parse).transpose()?,
             stdin: if spec.stdin { Stdin::Connected } else { Stdin::Null },
@@ -142,9 +149,15 @@ impl Launch {
                 processes: Some(limits.processes).filter(|limit| *limit > 0),
                 open_files: Some(u64::from(limits.open_files)).filter(|limit| *limit > 0),
                 cpu_millis: Some(limits.cpu_millis).filter(|limit| *limit > 0),
-                timeout: Some(limits.timeout_milliseconds).filter(|limit| *limit > 0).map(Duration::from_millis),
+                timeout: Some(limits.timeout_milliseconds)
+                    .filter(|limit| *limit > 0)
+                    .map(Duration::from_millis),
             },
-            stop_signal: if spec.stop_signal.is_empty() { None } else { Some(signal::parse(&spec.stop_signal)?) },
+            stop_signal: if spec.stop_signal.is_empty() {
+                None
+            } else {
+                Some(signal::parse(&spec.stop_signal)?)
+            },
         })
     }
 }

@@ -15,7 +15,9 @@ const MOST_RUNNING: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("the id {0:?} is taken by a process that runs or whose exit was not acknowledged; choose another one")]
+    #[error(
+        "the id {0:?} is taken by a process that runs or whose exit was not acknowledged; choose another one"
+    )]
     Taken(String),
     #[error("{MOST_RUNNING} processes run already; wait for one to end")]
     Full,

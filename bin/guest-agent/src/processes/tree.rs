@@ -53,7 +53,8 @@ impl Forest {
 
     /// A tree for a process that is about to start, and the file through which it joins.
     pub(crate) fn plant(&self, id: &ProcessId, limits: &Limits) -> Result<Option<(PathBuf, File)>, Error> {
-        let limited = limits.memory_bytes.is_some() || limits.processes.is_some() || limits.cpu_millis.is_some();
+        let limited =
+            limits.memory_bytes.is_some() || limits.processes.is_some() || limits.cpu_millis.is_some();
         let Some(root) = &self.root else {
             return if limited { Err(Error::NoCgroups) } else { Ok(None) };
         };
@@ -170,7 +171,11 @@ fn members_below(path: &Path) -> Vec<u32> {
         let procs = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         members.extend(procs.lines().filter_map(|line| line.parse::<u32>().ok()));
         let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-        directories.extend(entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+        directories.extend(
+            entries
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .map(|entry| entry.path()),
+        );
     }
     members
 }
@@ -181,7 +186,10 @@ mod tests {
 
     #[test]
     fn a_process_is_found_by_its_cgroup_also_below_it() {
-        assert_eq!(exec_of("1:name=systemd:/\n0::/imp/exec/exec.main/system.slice/x.service\n"), Some("main"));
+        assert_eq!(
+            exec_of("1:name=systemd:/\n0::/imp/exec/exec.main/system.slice/x.service\n"),
+            Some("main")
+        );
         assert_eq!(exec_of("0::/imp/agent\n"), None);
         assert_eq!(exec_of("4:memory:/exec.no\n"), None);
     }

@@ -65,7 +65,54 @@ pub struct PortRange {
     pub last: u16,
 }
 
+/// A policy that would cost the host too much to keep.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EgressError {
+    #[error("it has {count} entries; at most {most} are kept: join networks, or allow *. names")]
+    TooManyEntries { count: usize, most: usize },
+    #[error(
+        "it opens {count} ports for the name {name}; at most {most} are kept one by one: allow every port of it"
+    )]
+    TooManyPorts { name: NamePattern, count: usize, most: usize },
+    #[error("the port range {range} is empty or begins with port 0")]
+    NoPorts { range: PortRange },
+}
+
 impl Egress {
+    /// Rules are run for the first packet of every connection: no more than this.
+    const MOST_ENTRIES: usize = 512;
+    /// Each address of a name takes one element for each of its ports.
+    const MOST_PORTS_OF_A_NAME: usize = 32;
+
+    /// Refuses what is too large to keep.
+    pub fn check(&self) -> Result<(), EgressError> {
+        let ranges = |ports: &Ports| match ports {
+            Ports::Any => Vec::new(),
+            Ports::Only(ranges) => ranges.iter().copied().collect(),
+        };
+        let mut entries = self.refuse.len();
+        for allow in &self.allow {
+            let (Allow::Network { ports, .. } | Allow::Name { ports, .. }) = allow;
+            let ranges = ranges(ports);
+            entries += ranges.len().max(1);
+            if let Some(range) = ranges.iter().find(|range| range.first == 0 || range.first > range.last) {
+                return Err(EgressError::NoPorts { range: *range });
+            }
+            let count = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
+            match allow {
+                Allow::Name { name, .. } if count > Self::MOST_PORTS_OF_A_NAME => {
+                    let most = Self::MOST_PORTS_OF_A_NAME;
+                    return Err(EgressError::TooManyPorts { name: name.clone(), count, most });
+                }
+                Allow::Name { .. } | Allow::Network { .. } => {}
+            }
+        }
+        if entries > Self::MOST_ENTRIES {
+            return Err(EgressError::TooManyEntries { count: entries, most: Self::MOST_ENTRIES });
+        }
+        Ok(())
+    }
+
     /// Everything but what no VM may reach.
     pub fn open() -> Self {
         Self { otherwise: Otherwise::Allow, refuse: Vec::new(), allow: Vec::new() }
@@ -144,7 +191,9 @@ pub fn always_refused() -> [IpNet; 7] {
 /// Addresses that no answer to a question for a name may open, whatever the policy says of the name.
 fn never_by_name(address: IpAddr) -> bool {
     let special = match address {
-        IpAddr::V4(a) => a.is_loopback() || a.is_multicast() || a.is_broadcast() || a.octets().first() == Some(&0),
+        IpAddr::V4(a) => {
+            a.is_loopback() || a.is_multicast() || a.is_broadcast() || a.octets().first() == Some(&0)
+        }
         IpAddr::V6(a) => {
             a.is_loopback() || a.is_multicast() || a.is_unspecified() || a.to_ipv4_mapped().is_some()
         }
@@ -156,12 +205,28 @@ fn never_by_name(address: IpAddr) -> bool {
 fn is_public(address: IpAddr) -> bool {
     let not_public: &[IpNet] = &match address {
         IpAddr::V4(_) => [
-            "10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16",
-            "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "240.0.0.0/4",
         ],
         IpAddr::V6(_) => [
-            "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16",
-            "fc00::/7", "fec0::/10", "64:ff9b::/96",
+            "64:ff9b:1::/48",
+            "100::/64",
+            "2001::/23",
+            "2001:db8::/32",
+            "2002::/16",
+            "3fff::/20",
+            "5f00::/16",
+            "fc00::/7",
+            "fec0::/10",
+            "64:ff9b::/96",
         ],
     }
     .map(|net| net.parse().expect("a constant network"));
@@ -187,7 +252,9 @@ mod tests {
         for public in ["93.184.216.34", "1.1.1.1", "2606:4700::1"] {
             assert!(opens(public), "{public}");
         }
-        for private in ["10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "fd12::1", "64:ff9b::a00:1", "240.0.0.1"] {
+        for private in
+            ["10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "fd12::1", "64:ff9b::a00:1", "240.0.0.1"]
+        {
             assert!(!opens(private), "{private}");
         }
     }
@@ -198,8 +265,19 @@ mod tests {
         let opens = |a: &str| !egress.opened_by(&name("example.com"), a.parse().unwrap()).is_empty();
         assert!(opens("10.0.0.1"));
         for never in [
-            "169.254.169.254", "169.254.0.1", "127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "fe80::1",
-            "fd00:ec2::254", "fd20:ce::254", "::ffff:169.254.169.254", "::ffff:8.8.8.8", "168.63.129.16",
+            "169.254.169.254",
+            "169.254.0.1",
+            "127.0.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "fe80::1",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "::ffff:169.254.169.254",
+            "::ffff:8.8.8.8",
+            "168.63.129.16",
         ] {
             assert!(!opens(never), "{never}");
         }
@@ -211,6 +289,25 @@ mod tests {
         egress.refuse = vec!["10.1.0.0/16".parse().unwrap()];
         assert!(egress.opened_by(&name("example.com"), "10.1.2.3".parse().unwrap()).is_empty());
         assert_eq!(egress.opened_by(&name("example.com"), "10.2.2.3".parse().unwrap()).len(), 1);
+    }
+
+    #[test]
+    fn a_policy_that_would_cost_too_much_is_refused() {
+        let ranges = |first, last| Ports::Only([PortRange { transport: Transport::Tcp, first, last }].into());
+        let name = |ports| Allow::Name { name: "a.example".parse().unwrap(), ports, scope: Scope::Public };
+        let network = |ports| Allow::Network { to: "10.0.0.0/8".parse().unwrap(), ports };
+        assert!(Egress::only(vec![name(ranges(1000, 1031))]).check().is_ok());
+        assert!(matches!(
+            Egress::only(vec![name(ranges(1000, 1032))]).check(),
+            Err(EgressError::TooManyPorts { .. })
+        ));
+        assert!(Egress::only(vec![network(ranges(1, 65535))]).check().is_ok());
+        for (first, last) in [(0, 9), (9, 8)] {
+            let refused = Egress::only(vec![network(ranges(first, last))]).check();
+            assert!(matches!(refused, Err(EgressError::NoPorts { .. })));
+        }
+        let many = Egress::only(vec![network(Ports::Any); 513]).check();
+        assert!(matches!(many, Err(EgressError::TooManyEntries { .. })));
     }
 
     #[test]

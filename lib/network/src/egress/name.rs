@@ -20,7 +20,9 @@ pub enum NamePattern {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is neither a domain name nor *. and a domain name (names in other scripts: write their xn-- form)")]
+#[error(
+    "{text:?} is neither a domain name nor *. and a domain name (names in other scripts: write their xn-- form)"
+)]
 pub struct PatternError {
     text: String,
 }
@@ -64,7 +66,9 @@ impl FromStr for NamePattern {
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
         match text.strip_prefix("*.") {
-            Some(parent) => Ok(Self::Below(parent.parse().map_err(|_| PatternError { text: text.to_owned() })?)),
+            Some(parent) => {
+                Ok(Self::Below(parent.parse().map_err(|_| PatternError { text: text.to_owned() })?))
+            }
             None => Ok(Self::Exactly(text.parse()?)),
         }
     }
@@ -137,7 +141,19 @@ mod tests {
 
     #[test]
     fn what_is_no_name_is_no_pattern() {
-        for bad in ["", ".", "*", "*.", "*.*.com", "a..b", "a b", "ex*mple.com", "a/b", "bücher.example", &"a".repeat(64)] {
+        for bad in [
+            "",
+            ".",
+            "*",
+            "*.",
+            "*.*.com",
+            "a..b",
+            "a b",
+            "ex*mple.com",
+            "a/b",
+            "bücher.example",
+            &"a".repeat(64),
+        ] {
             assert!(bad.parse::<NamePattern>().is_err(), "{bad:?}");
         }
     }

@@ -65,7 +65,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back_with_its_padding_left_out() {
-        let bytes = Attributes::default().text(1, "ab").u32(2, 7).nest(3, Attributes::default().bytes(4, &[9])).into_bytes();
+        let bytes = Attributes::default()
+            .text(1, "ab")
+            .u32(2, 7)
+            .nest(3, Attributes::default().bytes(4, &[9]))
+            .into_bytes();
         let read: Vec<_> = attributes(&bytes).collect();
         assert_eq!(read, [(1, &b"ab\0"[..]), (2, &[0, 0, 0, 7]), (3, &[5, 0, 4, 0, 9, 0, 0, 0])]);
     }

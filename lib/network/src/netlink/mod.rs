@@ -79,6 +79,9 @@ pub(crate) struct Socket {
     buffer: Vec<u8>,
 }
 
+/// Type and body of one message of a dump.
+pub(crate) type Part = (u16, Vec<u8>);
+
 /// What came with one message from the kernel.
 struct Answer<'a> {
     kind: u16,
@@ -89,13 +92,13 @@ struct Answer<'a> {
 
 impl Socket {
     /// A socket of the calling thread's network namespace, which it stays in.
-    pub(crate) fn open(protocol: Protocol) -> Result<Self, NetlinkError> {
+    pub(crate) fn open(protocol: Option<Protocol>) -> Result<Self, NetlinkError> {
         let open = || -> io::Result<OwnedFd> {
             let socket = rustix::net::socket_with(
                 AddressFamily::NETLINK,
                 SocketType::RAW,
                 SocketFlags::CLOEXEC,
-                Some(protocol),
+                protocol,
             )?;
             rustix::net::bind(&socket, &netlink::SocketAddrNetlink::new(0, 0))?;
             rustix::net::connect(&socket, &netlink::SocketAddrNetlink::new(0, 0))?;
@@ -149,8 +152,8 @@ impl Socket {
         }
     }
 
-    /// Everything that the kernel lists in answer to one message: type and body of each part.
-    pub(crate) fn dump(&mut self, message: &Message) -> Result<Vec<(u16, Vec<u8>)>, NetlinkError> {
+    /// Everything that the kernel lists in answer to one message.
+    pub(crate) fn dump(&mut self, message: &Message) -> Result<Vec<Part>, NetlinkError> {
         for _ in 0..DUMP_ATTEMPTS {
             if let Some(parts) = self.dump_once(message)? {
                 return Ok(parts);
@@ -160,7 +163,7 @@ impl Socket {
     }
 
     /// Nothing, if the listing was cut short by a change.
-    fn dump_once(&mut self, message: &Message) -> Result<Option<Vec<(u16, Vec<u8>)>>, NetlinkError> {
+    fn dump_once(&mut self, message: &Message) -> Result<Option<Vec<Part>>, NetlinkError> {
         self.sequence = self.sequence.wrapping_add(1);
         let sequence = self.sequence;
         let mut bytes = Vec::new();

@@ -26,7 +26,8 @@ pub(crate) fn add_elements<'a>(
 ) -> Result<(), NetlinkError> {
     let mut messages = Vec::new();
     for (element, time) in timed {
-        let add = element_message(NFT_MSG_NEWSETELEM, table, set, element, time.map(|t| t.as_millis() as u64));
+        let add =
+            element_message(NFT_MSG_NEWSETELEM, table, set, element, time.map(|t| t.as_millis() as u64));
         // Adding leaves an old element's time as it is, and removing refuses what is not there: so add, remove, add.
         if time.is_some() {
             messages.push(add.clone());
@@ -60,7 +61,12 @@ fn transaction(mut messages: Vec<Message>) -> Vec<Message> {
     all
 }
 
-pub(super) fn message(kind: u16, flags: u16, family: Family, attributes: impl FnOnce(Attributes) -> Attributes) -> Message {
+pub(super) fn message(
+    kind: u16,
+    flags: u16,
+    family: Family,
+    attributes: impl FnOnce(Attributes) -> Attributes,
+) -> Message {
     let header = [family.number(), 0, 0, 0];
     Message {
         kind: NFNL_SUBSYS_NFTABLES << 8 | kind,
@@ -128,7 +134,13 @@ fn type_of(parts: &[KeyPart]) -> u32 {
     })
 }
 
-fn element_message(kind: u16, table: &TableId, set: &str, element: &Element, milliseconds: Option<u64>) -> Message {
+fn element_message(
+    kind: u16,
+    table: &TableId,
+    set: &str,
+    element: &Element,
+    milliseconds: Option<u64>,
+) -> Message {
     let mut inner = Attributes::default().nest(NFTA_SET_ELEM_KEY, value(&element.key));
     if !element.data.is_empty() {
         inner = inner.nest(NFTA_SET_ELEM_DATA, value(&element.data));
@@ -336,17 +348,17 @@ impl Expressions {
     }
 
     fn immediate(&mut self, register: u32, bytes: &[u8]) {
-        let data = Attributes::default()
-            .u32(NFTA_IMMEDIATE_DREG, register)
-            .nest(NFTA_IMMEDIATE_DATA, value(bytes));
+        let data =
+            Attributes::default().u32(NFTA_IMMEDIATE_DREG, register).nest(NFTA_IMMEDIATE_DATA, value(bytes));
         self.push("immediate", data);
     }
 
     fn verdict(&mut self, code: u32) {
-        let verdict = Attributes::default()
-            .nest(NFTA_DATA_VERDICT, Attributes::default().u32(NFTA_VERDICT_CODE, code));
-        let data =
-            Attributes::default().u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT).nest(NFTA_IMMEDIATE_DATA, verdict);
+        let verdict =
+            Attributes::default().nest(NFTA_DATA_VERDICT, Attributes::default().u32(NFTA_VERDICT_CODE, code));
+        let data = Attributes::default()
+            .u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT)
+            .nest(NFTA_IMMEDIATE_DATA, verdict);
         self.push("immediate", data);
     }
 }

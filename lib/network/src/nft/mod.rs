@@ -8,8 +8,8 @@ mod text;
 
 pub(crate) use encode::{add_elements, remove_elements, remove_table, replace_table};
 pub use model::{
-    Action, Chain, ChainShape, Element, Family, Field, Hook, KeyPart, Match, Policy, Rule, Set, Table, TableId,
-    TableShape, Test,
+    Action, Chain, ChainShape, Element, Family, Field, Hook, KeyPart, Match, Policy, Rule, Set, Table,
+    TableId, TableShape, Test,
 };
 pub(crate) use read::{elements, tables_named};
 
@@ -19,5 +19,5 @@ use crate::netlink::{NetlinkError, Socket};
 
 /// A socket for nftables in the calling thread's network namespace.
 pub(crate) fn open() -> Result<Socket, NetlinkError> {
-    Socket::open(netlink::NETFILTER)
+    Socket::open(Some(netlink::NETFILTER))
 }

@@ -300,8 +300,12 @@ impl Rule {
     /// The source, in a table where the IP version is already known.
     pub fn source(self, net: IpNet) -> Self {
         match net {
-            IpNet::V4(net) => self.with(Field::Source4, within(net.network().octets().into(), net.prefix_len())),
-            IpNet::V6(net) => self.with(Field::Source6, within(net.network().octets().into(), net.prefix_len())),
+            IpNet::V4(net) => {
+                self.with(Field::Source4, within(net.network().octets().into(), net.prefix_len()))
+            }
+            IpNet::V6(net) => {
+                self.with(Field::Source6, within(net.network().octets().into(), net.prefix_len()))
+            }
         }
     }
 

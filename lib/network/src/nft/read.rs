@@ -103,7 +103,9 @@ fn text(item: &[u8], kind: u16) -> Option<String> {
 }
 
 fn number(item: &[u8], kind: u16) -> u32 {
-    find(item, kind).and_then(|bytes| bytes.first_chunk()).map_or(u32::MAX, |bytes| u32::from_be_bytes(*bytes))
+    find(item, kind)
+        .and_then(|bytes| bytes.first_chunk())
+        .map_or(u32::MAX, |bytes| u32::from_be_bytes(*bytes))
 }
 
 fn data_of(element: &[u8], kind: u16) -> Vec<u8> {
@@ -133,4 +135,3 @@ fn comment_of(rule: &[u8]) -> String {
     }
     String::new()
 }
-

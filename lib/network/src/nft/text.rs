@@ -19,7 +19,9 @@ impl fmt::Display for Rule {
             Action::Drop => f.write_str("drop"),
             Action::Reject => f.write_str("reject"),
             Action::Masquerade => f.write_str("masquerade"),
-            Action::SendTo(address, port) => write!(f, "dnat to {}", std::net::SocketAddr::new(*address, *port)),
+            Action::SendTo(address, port) => {
+                write!(f, "dnat to {}", std::net::SocketAddr::new(*address, *port))
+            }
             Action::SendByMap(fields, map) => write!(f, "dnat to {} map @{map}", names(fields)),
         }
     }

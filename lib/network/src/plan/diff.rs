@@ -9,7 +9,9 @@ use crate::nft::{Element, Set, Table};
 /// Something that is not ours stands where something of ours must go.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    #[error("the network device {device}, which VM {vm} needs, belongs to {owner:?}: remove it, or give the VM another id")]
+    #[error(
+        "the network device {device}, which VM {vm} needs, belongs to {owner:?}: remove it, or give the VM another id"
+    )]
     DeviceTaken { device: DeviceName, vm: VmName, owner: String },
 }
 
@@ -61,11 +63,9 @@ fn remove_leftovers(steps: &mut Vec<Step>, wanted: &Wanted, seen: &Seen) {
 fn check_owner(vm: &VmName, uplink: &DeviceName, wanted: &Wanted, seen: &Seen) -> Result<(), Conflict> {
     let Some(found) = seen.host.links.devices.get(uplink) else { return Ok(()) };
     match &found.alias {
-        Some(alias) if *alias != wanted.site.name.alias_of(vm) => Err(Conflict::DeviceTaken {
-            device: uplink.clone(),
-            vm: vm.clone(),
-            owner: alias.clone(),
-        }),
+        Some(alias) if *alias != wanted.site.name.alias_of(vm) => {
+            Err(Conflict::DeviceTaken { device: uplink.clone(), vm: vm.clone(), owner: alias.clone() })
+        }
         // Without an alias it is the uplink itself, before a crash.
         Some(_) | None => Ok(()),
     }
@@ -108,7 +108,8 @@ fn make_devices(
 fn tables(steps: &mut Vec<Step>, place: &Place, wanted: &WantedSide, seen: &SeenSide) {
     for table in &wanted.tables {
         // The tap's table goes with the tap.
-        let tap_made = steps.iter().any(|s| matches!(s, Step::MakeTap { vm, .. } if *place == Place::Vm(vm.clone())));
+        let tap_made =
+            steps.iter().any(|s| matches!(s, Step::MakeTap { vm, .. } if *place == Place::Vm(vm.clone())));
         if tap_made || seen.tables.get(&table.id) != Some(&table.shape()) {
             steps.push(Step::ReplaceTable { place: place.clone(), table: table.clone() });
         }
@@ -118,7 +119,8 @@ fn tables(steps: &mut Vec<Step>, place: &Place, wanted: &WantedSide, seen: &Seen
 /// Settings, devices, addresses, neighbours and routes.
 fn fit(steps: &mut Vec<Step>, place: &Place, wanted: &Links, seen: &Links) {
     let remade: BTreeSet<DeviceName> = steps.iter().flat_map(|step| made_by(step, place)).collect();
-    let about_remade = |setting: &str| remade.iter().any(|d| setting.split('/').any(|part| part == d.as_str()));
+    let about_remade =
+        |setting: &str| remade.iter().any(|d| setting.split('/').any(|part| part == d.as_str()));
     for (setting, value) in in_order(&wanted.settings) {
         if about_remade(setting) || seen.settings.get(setting) != Some(value) {
             steps.push(Step::Set { place: place.clone(), setting: setting.clone(), value: value.clone() });
@@ -131,9 +133,14 @@ fn fit(steps: &mut Vec<Step>, place: &Place, wanted: &Links, seen: &Links) {
             steps.push(Step::AddAddress { place: place.clone(), device: device.clone(), address: *address });
         }
         for address in addresses.difference(&want.addresses) {
-            steps.push(Step::RemoveAddress { place: place.clone(), device: device.clone(), address: *address });
+            steps.push(Step::RemoveAddress {
+                place: place.clone(),
+                device: device.clone(),
+                address: *address,
+            });
         }
-        let same = |f: &&super::Device| (f.mac, f.mtu, f.up, &f.alias) == (want.mac, want.mtu, want.up, &want.alias);
+        let same =
+            |f: &&super::Device| (f.mac, f.mtu, f.up, &f.alias) == (want.mac, want.mtu, want.up, &want.alias);
         if found.filter(same).is_none() {
             steps.push(Step::SetDevice {
                 place: place.clone(),
@@ -175,7 +182,9 @@ fn made_by(step: &Step, place: &Place) -> Vec<DeviceName> {
 /// Published ports that came or went, where the table itself stays.
 fn elements(steps: &mut Vec<Step>, wanted: &WantedSide, seen: &SeenSide) {
     let replaced = |table: &Table| {
-        steps.iter().any(|s| matches!(s, Step::ReplaceTable { place: Place::Host, table: t } if t.id == table.id))
+        steps
+            .iter()
+            .any(|s| matches!(s, Step::ReplaceTable { place: Place::Host, table: t } if t.id == table.id))
     };
     let kept: Vec<&Table> = wanted.tables.iter().filter(|table| !replaced(table)).collect();
     for table in kept {

@@ -53,7 +53,11 @@ pub(super) fn add_uplink(links: &mut Links, site: &Site, vm: &VmNetwork, facts: 
     let ipv6 = vm.link.ipv6.filter(|_| vm.guest.address6().is_some());
     if let Some(ends) = ipv6 {
         addresses.insert(Ipv6Net::new_assert(ends.host, 127).into());
-        links.neighbours.insert(Neighbour { address: ends.vm.into(), mac: VM_END_MAC, device: device.clone() });
+        links.neighbours.insert(Neighbour {
+            address: ends.vm.into(),
+            mac: VM_END_MAC,
+            device: device.clone(),
+        });
     }
     let loopback = vm.publish.iter().any(|p| p.on_loopback());
     let mut set = |file: &str, value: &str| {
@@ -69,7 +73,8 @@ pub(super) fn add_uplink(links: &mut Links, site: &Site, vm: &VmNetwork, facts: 
         None => {}
     }
     let alias = Some(site.name.alias_of(&vm.vm));
-    let uplink = Device { kind: DeviceKind::Pair, mac: HOST_END_MAC, mtu: site.mtu, up: true, alias, addresses };
+    let uplink =
+        Device { kind: DeviceKind::Pair, mac: HOST_END_MAC, mtu: site.mtu, up: true, alias, addresses };
     links.devices.insert(device, uplink);
 }
 
@@ -149,7 +154,9 @@ fn nat_out(site: &Site, uplinks: &str) -> Vec<Rule> {
     match site.outside {
         Outside::Routed => {}
         Outside::Masquerade => {
-            let out = |net: IpNet| Rule::new("VMs are seen under the host's address", Action::Masquerade).family_of(net);
+            let out = |net: IpNet| {
+                Rule::new("VMs are seen under the host's address", Action::Masquerade).family_of(net)
+            };
             rules.push(out(pool).source(pool).to_none_of(uplinks));
             if let Some(net) = site.pool.ipv6() {
                 rules.push(out(net.into()).source(net.into()).to_none_of(uplinks));

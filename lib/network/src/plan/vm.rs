@@ -1,21 +1,22 @@
 //! The VM's side: tap and uplink, anti-spoofing, egress policy, address translation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{Device, DeviceKind, HOST_END_MAC, HostFacts, Links, Neighbour, Route, VM_END_MAC};
 use crate::egress::{Allow, Otherwise, Ports, always_refused};
 use crate::names::{DeviceName, SiteName};
-use crate::nft::{Action, Chain, Family, Field, Hook, KeyPart, Policy, Rule, Set, Table, TableId};
+use crate::nft::{Action, Chain, Element, Family, Field, Hook, KeyPart, Policy, Rule, Set, Table, TableId};
 use crate::spec::{Mac, Site, Transport, VmNetwork};
 
 /// Addresses that names opened, for every port and protocol.
-pub(crate) const NAMED4: &str = "named4";
-pub(crate) const NAMED6: &str = "named6";
+const NAMED4: &str = "named4";
+const NAMED6: &str = "named6";
 /// Addresses that names opened, for one port of one protocol each.
-pub(crate) const NAMED4_PORTS: &str = "named4_ports";
-pub(crate) const NAMED6_PORTS: &str = "named6_ports";
+const NAMED4_PORTS: &str = "named4_ports";
+const NAMED6_PORTS: &str = "named6_ports";
 
 /// Of each of the sets above: what a VM can make the kernel remember.
 const MOST_NAMED: u32 = 8192;
@@ -38,14 +39,33 @@ pub(crate) fn id(site: &SiteName) -> TableId {
     TableId { family: Family::Inet, name: site.table().to_owned() }
 }
 
+/// The sets, and the elements in them, that let packets to this address pass.
+pub(crate) fn named_elements(address: IpAddr, ports: &Ports) -> Vec<(&'static str, Element)> {
+    let (any, with_port) = match address {
+        IpAddr::V4(_) => (NAMED4, NAMED4_PORTS),
+        IpAddr::V6(_) => (NAMED6, NAMED6_PORTS),
+    };
+    let element = || Element::default().address(address);
+    match ports {
+        Ports::Any => vec![(any, element())],
+        Ports::Only(ranges) => ranges
+            .iter()
+            .flat_map(|range| (range.first..=range.last).map(|port| (range.transport, port)))
+            .map(|(transport, port)| (with_port, element().transport(transport).port(port)))
+            .collect(),
+    }
+}
+
 pub(super) fn links(site: &Site, vm: &VmNetwork, facts: &HostFacts) -> Links {
     let (tap, uplink) = (DeviceName::tap(), DeviceName::uplink());
     let guest = &vm.guest;
     let mut tap_addresses: BTreeSet<IpNet> = [guest.gateway().into()].into();
     let mut uplink_addresses: BTreeSet<IpNet> = [Ipv4Net::new_assert(vm.link.ipv4.vm, 31).into()].into();
     let mut routes: BTreeSet<Route> =
-        [Route { to: Ipv4Net::default().into(), via: vm.link.ipv4.host.into(), device: uplink.clone() }].into();
-    let neighbour = |address, mac: Mac, device: &DeviceName| Neighbour { address, mac, device: device.clone() };
+        [Route { to: Ipv4Net::default().into(), via: vm.link.ipv4.host.into(), device: uplink.clone() }]
+            .into();
+    let neighbour =
+        |address, mac: Mac, device: &DeviceName| Neighbour { address, mac, device: device.clone() };
     let mut neighbours: BTreeSet<Neighbour> = [
         neighbour(guest.address().into(), guest.mac(), &tap),
         neighbour(vm.link.ipv4.host.into(), HOST_END_MAC, &uplink),
@@ -101,7 +121,9 @@ pub(super) fn spoofing_table(site: &Site, vm: &VmNetwork) -> Table {
             .arp_sender(guest.mac(), std::net::Ipv4Addr::UNSPECIFIED),
     ];
     if let Some(address) = guest.address6() {
-        let from = |net: IpNet| Rule::new("the guest's IPv6", Action::Accept).ether_type(ether_type::IPV6).source(net);
+        let from = |net: IpNet| {
+            Rule::new("the guest's IPv6", Action::Accept).ether_type(ether_type::IPV6).source(net)
+        };
         rules.push(from(IpNet::V6(address.into())));
         let link_local = IpNet::V6(Ipv6Net::new_assert([0xfe80, 0, 0, 0, 0, 0, 0, 0].into(), 10));
         for kind in
@@ -167,7 +189,9 @@ fn input(vm: &VmNetwork) -> Vec<Rule> {
             );
         }
     }
-    rules.push(Rule::new("is the gateway there", Action::Accept).from(&tap).icmp_echo().destination_known(gateway));
+    rules.push(
+        Rule::new("is the gateway there", Action::Accept).from(&tap).icmp_echo().destination_known(gateway),
+    );
     if vm.guest.address6().is_some() {
         for kind in [icmp6::NEIGHBOUR_SOLICITATION, icmp6::NEIGHBOUR_ADVERTISEMENT] {
             rules.push(Rule::new("neighbours", Action::Accept).ipv6().icmp6(kind));

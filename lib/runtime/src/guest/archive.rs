@@ -18,7 +18,7 @@ const CHUNK: usize = 256 << 10;
 const QUEUE: usize = 4;
 
 /// Copies one mount; returns when all of it is in its place.
-pub async fn copy_in(connection: &Connection, mount: &CopiedMount) -> Result<(), Error> {
+pub(crate) async fn copy_in(connection: &Connection, mount: &CopiedMount) -> Result<(), Error> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let open = OpenArchive {
         path: Bytes::copy_from_slice(mount.target.as_slice()),

@@ -4,9 +4,11 @@ use bytes::Bytes;
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{
-    AttachProcess, ExecInput, ExitStatus, ProcessLimits, ProcessSpec, Terminal, exec_input, exec_output, exit_status,
+    AttachProcess, ExecInput, ExitStatus, ProcessLimits, ProcessSpec, Terminal, exec_input, exec_output,
+    exit_status,
 };
-use tokio_stream::StreamExt;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::Error;
 use crate::logs::{LogStream, LogWriter};
@@ -14,17 +16,19 @@ use crate::spec::{MainProcess, Stdin};
 use crate::status::Outcome;
 
 /// Its id in the guest.
-pub const MAIN: &str = "main";
+pub(crate) const MAIN: &str = "main";
 
 /// How the process is reached.
-pub enum Request {
-    Start { spec: Box<ProcessSpec> },
+pub(crate) enum Request {
+    Start {
+        spec: Box<ProcessSpec>,
+    },
     /// It runs, or has ended, and its output is recorded up to the writer's position.
     Attach,
 }
 
 impl Request {
-    pub fn start(main: &MainProcess, processes: Option<u32>) -> Self {
+    pub(crate) fn start(main: &MainProcess, processes: Option<u32>) -> Self {
         let terminal = main.terminal.as_ref().map(|terminal| Terminal {
             rows: terminal.rows.into(),
             columns: terminal.columns.into(),
@@ -53,13 +57,13 @@ impl Request {
 
 /// What is heard of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
+pub(crate) enum Heard {
     Started,
     Ended(Outcome),
 }
 
 /// Follows the process until it has ended, recording its output. An end of the stream before that is an error.
-pub async fn follow(
+pub(crate) async fn follow(
     connection: &Connection,
     request: Request,
     log: &mut LogWriter,
@@ -74,9 +78,13 @@ pub async fn follow(
             from_offset: log.offset(),
         }),
     };
-    // The input side stays open: its end would be the end of the process's input.
-    let inputs = tokio_stream::once(ExecInput { input: Some(first) }).chain(tokio_stream::pending());
-    let mut outputs = ProcessesClient::new(connection.clone()).exec(inputs).await.map_err(refused)?.into_inner();
+    // The input side stays open as long as this is followed, and no longer: a stream that never ended would keep the
+    // connection, and with it the channel, from the next owner.
+    let (input, inputs) = mpsc::channel(1);
+    // Room for it: the queue is empty.
+    let _ = input.try_send(ExecInput { input: Some(first) });
+    let exec = ProcessesClient::new(connection.clone()).exec(ReceiverStream::new(inputs)).await;
+    let mut outputs = exec.map_err(refused)?.into_inner();
     while let Some(output) = outputs.message().await.map_err(refused)? {
         match output.output {
             Some(exec_output::Output::Started(_)) => heard(Heard::Started),

@@ -170,8 +170,7 @@ fn read_frame(file: &mut File, position: u64, path: &Path) -> Result<Option<(Hea
     if !read(file, position, &mut bytes)? {
         return Ok(None);
     }
-    let header =
-        Header::decode(&bytes).ok_or_else(|| Error::Damaged { path: path.to_owned(), position })?;
+    let header = Header::decode(&bytes).ok_or_else(|| Error::Damaged { path: path.to_owned(), position })?;
     let mut data = vec![0; header.length as usize];
     Ok(read(file, position + HEADER as u64, &mut data)?.then_some((header, data)))
 }

@@ -45,10 +45,8 @@ async fn a_guest_that_floods_leaves_two_bounded_files_and_the_last_output() {
         log.append(LogStream::Stdout, &[b'x'; 128 << 10]).unwrap();
     }
     log.append(LogStream::Stdout, b"\nlast").unwrap();
-    let sizes: Vec<u64> = std::fs::read_dir(directory.path())
-        .unwrap()
-        .map(|e| e.unwrap().metadata().unwrap().len())
-        .collect();
+    let sizes: Vec<u64> =
+        std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).collect();
     assert!(sizes.len() == 2 && sizes.iter().all(|s| *s <= FILE + (LONGEST + HEADER) as u64), "{sizes:?}");
     assert_eq!(log.offset(), (200 * (128 << 10) + 5) as u64);
     let query = LogQuery { tail: Some(1), ..LogQuery::default() };

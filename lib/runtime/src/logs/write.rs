@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::{Error, FILE, HEADER, Header, LONGEST, LogStream, file, files};
 
 /// Appends frames; a whole one or none is there after a crash.
-pub struct LogWriter {
+pub(crate) struct LogWriter {
     directory: PathBuf,
     number: u64,
     file: File,
@@ -23,7 +23,7 @@ pub struct LogWriter {
 
 impl LogWriter {
     /// Goes on with the log that is there, or begins one.
-    pub fn open(directory: &Path, grown: Arc<watch::Sender<u64>>) -> Result<Self, Error> {
+    pub(crate) fn open(directory: &Path, grown: Arc<watch::Sender<u64>>) -> Result<Self, Error> {
         let failed = |path: &Path, source| Error::Open { path: path.to_owned(), source };
         fs::create_dir_all(directory).map_err(|source| failed(directory, source))?;
         let number = files(directory).last().copied().unwrap_or(0);
@@ -55,16 +55,16 @@ impl LogWriter {
     }
 
     /// Position in the process's whole output up to which it has been recorded.
-    pub fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
     /// Output that nobody will ever record.
-    pub fn skip(&mut self, bytes: u64) {
+    pub(crate) fn skip(&mut self, bytes: u64) {
         self.offset = self.offset.saturating_add(bytes);
     }
 
-    pub fn append(&mut self, stream: LogStream, data: &[u8]) -> Result<(), Error> {
+    pub(crate) fn append(&mut self, stream: LogStream, data: &[u8]) -> Result<(), Error> {
         for part in data.chunks(LONGEST) {
             let offset = self.offset;
             // Counted also when it cannot be written: it has been taken from the process.
@@ -76,10 +76,8 @@ impl LogWriter {
                 at: u64::try_from(nanoseconds).unwrap_or(u64::MAX),
                 offset,
             };
-            self.frame(header, part).map_err(|source| Error::Write {
-                path: file(&self.directory, self.number),
-                source,
-            })?;
+            self.frame(header, part)
+                .map_err(|source| Error::Write { path: file(&self.directory, self.number), source })?;
             self.grown.send_modify(|count| *count += 1);
         }
         Ok(())
@@ -104,7 +102,8 @@ impl LogWriter {
 
     fn next_file(&mut self) -> io::Result<()> {
         let next = self.number + 1;
-        self.file = OpenOptions::new().create_new(true).read(true).write(true).open(file(&self.directory, next))?;
+        self.file =
+            OpenOptions::new().create_new(true).read(true).write(true).open(file(&self.directory, next))?;
         self.number = next;
         self.size = 0;
         for old in files(&self.directory).into_iter().filter(|n| n + 1 < next) {

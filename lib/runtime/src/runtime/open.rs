@@ -16,12 +16,12 @@ use crate::boot::InitramfsCache;
 use crate::layout::Layout;
 use crate::ledger::{self, Found, Record, Stage};
 use crate::lifecycle::{Phase, Remains, VmmRemains};
+use crate::pins;
 use crate::process::{Process, ProcessRecord};
 use crate::status::Outcome;
 use crate::vm::{self, Beginning, Context};
 use crate::vmm::qemu::Qemu;
 use crate::vmm::qemu::probe::{self, Freshness, find_program};
-use crate::pins;
 
 /// How long an owner that is on its way out may still hold the data directory.
 const HAND_OVER: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
     let store = tokio::task::spawn_blocking(move || {
         imp_storage::store::Store::open(images, imp_storage::store::StoreOptions::default())
     });
-    let store = store.await.map_err(|_| Error::Ended)?.map_err(Error::Store)?;
+    let store = store.await.map_err(|_| Error::Ended)?.map_err(|error| Error::Store(Box::new(error)))?;
     let (events, _) = broadcast::channel(EVENTS);
     let context = Arc::new(Context {
         layout,
@@ -81,7 +81,9 @@ async fn take(layout: &Layout) -> Result<File, Error> {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(lock),
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(AGAIN).await,
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::Owned { path: layout.data().to_owned() }),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Error::Owned { path: layout.data().to_owned() });
+            }
             Err(source) => return Err(Error::Open { path, source: io::Error::from(source) }),
         }
     }

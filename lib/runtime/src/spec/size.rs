@@ -102,10 +102,23 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_docker_writes_them() {
-        for (text, mib) in [("512m", 512), ("512M", 512), ("1g", 1024), ("1GiB", 1024), ("134217728", 128), ("65537k", 65)] {
+        for (text, mib) in
+            [("512m", 512), ("512M", 512), ("1g", 1024), ("1GiB", 1024), ("134217728", 128), ("65537k", 65)]
+        {
             assert_eq!(text.parse::<Memory>().unwrap().mib(), mib, "{text}");
         }
-        for bad in ["", "m", "1x", "-1g", "1.5g", "1 g b", "99999999999999999999", "18446744073709551615t", "1m", "2t"] {
+        for bad in [
+            "",
+            "m",
+            "1x",
+            "-1g",
+            "1.5g",
+            "1 g b",
+            "99999999999999999999",
+            "18446744073709551615t",
+            "1m",
+            "2t",
+        ] {
             assert!(bad.parse::<Memory>().is_err(), "{bad}");
         }
         assert_eq!("2t".parse::<DiskSize>().unwrap().mib(), 2 << 20);

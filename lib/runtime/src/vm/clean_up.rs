@@ -72,7 +72,11 @@ impl Vm {
 /// The end of what the guest and its VMM said.
 fn last_words(layout: &VmLayout) -> Vec<String> {
     let mut lines = console::last_lines(&layout.console(), &layout.earlier_console(), LAST_LINES);
-    lines.extend(console::last_lines(&layout.vmm_log(), &layout.vmm_log().with_extension("none"), LAST_LINES));
+    lines.extend(console::last_lines(
+        &layout.vmm_log(),
+        &layout.vmm_log().with_extension("none"),
+        LAST_LINES,
+    ));
     lines
 }
 
@@ -94,7 +98,11 @@ enum Error {
     #[error(transparent)]
     Ledger(#[from] ledger::Error),
     #[error("{} could not be removed", path.display())]
-    File { path: PathBuf, #[source] source: io::Error },
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Pins(#[from] pins::Error),
 }

@@ -31,9 +31,17 @@ enum Error {
     #[error("cannot make the scratch disk")]
     Scratch(#[source] imp_storage::disk::Error),
     #[error("the disk of the image, {}, is not there: pull the image again", path.display())]
-    Base { path: PathBuf, #[source] source: io::Error },
+    Base {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot make {}", path.display())]
-    Make { path: PathBuf, #[source] source: io::Error },
+    Make {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} is not a directory that can be copied into the guest", path.display())]
     Mount { path: PathBuf },
     #[error("preparing the VM was ended")]

@@ -12,6 +12,7 @@ mod extents;
 mod groups;
 mod hash;
 mod inode;
+mod numbering;
 mod output;
 mod superblock;
 mod tree;

@@ -163,14 +163,9 @@ impl Tree {
         }
     }
 
-    /// How many nodes there are.
-    pub fn len(&self) -> u64 {
+    /// How many nodes have a name.
+    pub fn living(&self) -> u64 {
         self.living
-    }
-
-    /// A tree always has its root.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// One more than the largest position of a node.

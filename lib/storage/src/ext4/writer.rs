@@ -1,6 +1,5 @@
 //! Streams file contents into blocks, then writes everything that points at them.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 
@@ -13,10 +12,11 @@ use super::directory::{self, Name, Place};
 use super::extents::{self, Extent};
 use super::groups::{DESCRIPTOR_BYTES, Geometry, Group, Usage, descriptor_blocks, group_of};
 use super::inode::{self, Placed};
+use super::numbering::Numbered;
 use super::output::Output;
 use super::superblock::{self, Superblock};
 use super::tree::{Content, Node, NodeId, Tree};
-use super::{BLOCK, BLOCK_BYTES, FIRST_INODE, ROOT_INODE, xattrs};
+use super::{BLOCK, BLOCK_BYTES, xattrs};
 
 /// How much of a file is looked at together.
 const STAGE: usize = 1 << 20;
@@ -349,50 +349,6 @@ impl Writer {
         put(&mut block, superblock::BYTES, &superblock.record());
         self.output.put(0, &block)?;
         Ok(())
-    }
-}
-
-/// Inode numbers: the root has 2, the others count from the first that is not reserved, parents before children.
-struct Numbered {
-    order: Vec<NodeId>,
-    by_position: Vec<u32>,
-}
-
-impl Numbered {
-    fn of(tree: &Tree) -> Self {
-        let mut numbered = Self { order: Vec::new(), by_position: vec![0; tree.positions()] };
-        let mut waiting = VecDeque::from([Tree::ROOT]);
-        numbered.give(Tree::ROOT, ROOT_INODE);
-        let mut next = FIRST_INODE;
-        while let Some(id) = waiting.pop_front() {
-            let Some(directory) = tree.directory(id) else { continue };
-            for entry in directory.entries.values() {
-                if numbered.number(entry.node) == 0 {
-                    numbered.give(entry.node, next);
-                    next += 1;
-                    waiting.push_back(entry.node);
-                }
-            }
-        }
-        numbered
-    }
-
-    fn give(&mut self, id: NodeId, number: u32) {
-        *self.by_position.get_mut(id.position()).expect("an id comes from this tree") = number;
-        self.order.push(id);
-    }
-
-    fn number(&self, id: NodeId) -> u32 {
-        self.by_position.get(id.position()).copied().unwrap_or(0)
-    }
-
-    /// The numbers in the order of `order`.
-    fn numbers(&self) -> impl Iterator<Item = u32> + use<> {
-        std::iter::once(ROOT_INODE).chain(FIRST_INODE..)
-    }
-
-    fn highest(&self) -> u32 {
-        low32(self.order.len() as u64) - 1 + FIRST_INODE - 1
     }
 }
 

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::blob;
 use crate::blob::digest::Digest;
 use crate::image::platform::Platform;
 use crate::image::reference::Reference;
 use crate::image::{archive, base, config, registry};
-use crate::blob;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -1,4 +1,5 @@
-//! Pins: files that say who needs an image or a disk. They outlive their makers, and are cleared by owner.
+//! Pins: files that say who needs an image or a disk. They outlive their makers, and are cleared by owner. A power failure
+//! ends the VMs that they are for, too, so they are not synced.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -23,8 +23,16 @@ pub(crate) struct Fixture {
 impl Fixture {
     /// A registry that has `app:1`, an image of a small and a large layer, for this machine's platform.
     pub(crate) fn new() -> Self {
-        let (folder, registry) = (tempfile::tempdir().unwrap(), Registry::start().unwrap());
-        let fixture = Self { folder, registry };
+        Self::with(Registry::start().unwrap())
+    }
+
+    /// The same over TLS.
+    pub(crate) fn over_tls() -> Self {
+        Self::with(Registry::start_with_tls().unwrap())
+    }
+
+    fn with(registry: Registry) -> Self {
+        let fixture = Self { folder: tempfile::tempdir().unwrap(), registry };
         app("linux", &host_architecture()).write_layout(&fixture.layout(), "1").unwrap();
         fixture.push("1");
         fixture

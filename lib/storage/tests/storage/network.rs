@@ -214,6 +214,26 @@ fn plain_http_needs_to_be_named_even_on_this_machine() {
 }
 
 #[test]
+fn a_registry_over_tls_is_trusted_only_with_its_authority() {
+    let fixture = Fixture::over_tls();
+    let host = fixture.registry.address();
+    let recorder = Recorder::default();
+    let pull = |options: StoreOptions| {
+        let store = Store::open(fixture.root(), options).unwrap();
+        store.pull(&reference(host, "app:1"), PullPolicy::Missing, &recorder).map(drop)
+    };
+    let error = pull(options(&[])).unwrap_err();
+    assert!(chain(&error).contains("is not trusted"), "{}", chain(&error));
+    assert_eq!(recorder.retries(), 0);
+    let mut trusting = options(&[]);
+    trusting.registries.certificate_authorities = vec![fixture.registry.certificate()];
+    pull(trusting.clone()).unwrap();
+    trusting.registries.certificate_authorities = vec!["/nowhere.pem".into()];
+    std::fs::remove_dir_all(fixture.root()).unwrap();
+    assert!(chain(&pull(trusting).unwrap_err()).contains("/nowhere.pem"));
+}
+
+#[test]
 fn a_mirror_is_asked_first_and_the_registry_when_it_fails() {
     let fixture = Fixture::new();
     let mirror_works = Arc::new(AtomicUsize::new(1));
@@ -221,10 +241,11 @@ fn a_mirror_is_asked_first_and_the_registry_when_it_fails() {
     let mirror = fixture.proxy(move |request| match (switch.load(Ordering::SeqCst), request.is_blob()) {
         (0, _) => Reaction::status(404, &[], ""),
         (2, true) => Reaction::Corrupt { at: 1 },
+        (3, _) => Reaction::status(503, &[], ""),
         _ => Reaction::Forward,
     });
     let origin = fixture.proxy(|_| Reaction::Forward);
-    for (state, asked_at_origin) in [(1, 0), (0, 4), (2, 3)] {
+    for (state, asked_at_origin) in [(1, 0), (0, 4), (2, 3), (3, 4)] {
         mirror_works.store(state, Ordering::SeqCst);
         let before = origin.requests().len();
         let mut options: StoreOptions = options(&[mirror.address(), origin.address()]);
@@ -232,7 +253,9 @@ fn a_mirror_is_asked_first_and_the_registry_when_it_fails() {
             [(origin.address().to_owned(), vec![mirror.address().to_owned()])].into_iter().collect();
         let root = fixture.folder.path().join(format!("store-{state}"));
         let store = Store::open(root, options).unwrap();
-        store.pull(&reference(origin.address(), "app:1"), PullPolicy::Missing, &()).unwrap();
+        let recorder = Recorder::default();
+        store.pull(&reference(origin.address(), "app:1"), PullPolicy::Missing, &recorder).unwrap();
+        assert!(recorder.retries() <= 1, "a broken mirror is not waited for");
         assert_eq!(origin.requests().len() - before, asked_at_origin, "mirror in state {state}");
     }
 }

@@ -115,7 +115,9 @@ fn control_groups() -> anyhow::Result<()> {
 
 /// `imp.hostname=NAME`, `imp.address=ADDRESS/PREFIX`, `imp.gateway=ADDRESS` of the kernel's command line.
 fn network(command_line: &str) -> anyhow::Result<()> {
-    let word = |name: &str| command_line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let word = |name: &str| {
+        command_line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    };
     if let Some(name) = word("imp.hostname") {
         rustix::system::sethostname(name.as_bytes())?;
     }

@@ -33,7 +33,8 @@ pub(super) fn run(program: &Program, conversation: u32, input: Receiver<Input>, 
     let end = match start(program, conversation) {
         Ok(mut child) => {
             feed(&mut child, conversation, input, answers.clone());
-            pass_output(&mut child, conversation, answers).unwrap_or_else(|error| End::NotStarted(error.to_string()))
+            pass_output(&mut child, conversation, answers)
+                .unwrap_or_else(|error| End::NotStarted(error.to_string()))
         }
         Err(error) => End::NotStarted(error.to_string()),
     };
@@ -114,7 +115,9 @@ fn pass_output(child: &mut Child, conversation: u32, answers: &Answers) -> io::R
     }
     loop {
         let mut waiting = vec![PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
-        waiting.extend(streams.iter().map(|stream| PollFd::from_borrowed_fd(stream.pipe.as_fd(), PollFlags::IN)));
+        waiting.extend(
+            streams.iter().map(|stream| PollFd::from_borrowed_fd(stream.pipe.as_fd(), PollFlags::IN)),
+        );
         match poll(&mut waiting, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use imp_testkit::node::{Command, End, NodeVm, Piece};
+use imp_testkit::node::{Command, End, NodeVm, Piece, Place, place};
 
 const USAGE: &str = "\
 usage: imp-lab [OPTION…] COMMAND [ARGUMENT…]
+       imp-lab --where
 
 Runs a command in a fresh node VM: a machine with nested virtualisation, in which Firecracker and jailer run
 (their paths are in $FIRECRACKER and $JAILER, a kernel for guests in $KERNEL).
@@ -16,7 +17,8 @@ Input that is not a terminal is read to its end first.
 
   --share PATH      a directory of this machine that the node sees, too; may be given more than once
   --memory MIB      memory of the node (2048)
-  --seconds N       deadline of the command (600)";
+  --seconds N       deadline of the command (600)
+  --where           only say where tests that need KVM run, `host` or `node`, for the variable IMP_LAB";
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut words = std::env::args().skip(1).peekable();
@@ -31,6 +33,10 @@ fn main() -> anyhow::Result<ExitCode> {
                 deadline = Duration::from_secs(value()?.parse().context("--seconds is a number")?);
             }
             "--" => break,
+            "--where" => {
+                println!("{}", if place() == Place::Host { "host" } else { "node" });
+                return Ok(ExitCode::SUCCESS);
+            }
             "--help" | "-h" => {
                 println!("{USAGE}");
                 return Ok(ExitCode::SUCCESS);

@@ -17,8 +17,8 @@ use super::plan::{self, Attachment, Machine};
 use super::{NodeVm, artefacts};
 use crate::machine;
 
-/// A quiet machine needs five seconds; ten times as much is a fault.
-const READY_DEADLINE: Duration = Duration::from_secs(60);
+/// A quiet machine needs five seconds, a busy one with many nodes at once ten times as much; more is a fault.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Names at the root that are links into `/usr` where the system has merged them.
 const ROOT_NAMES: [&str; 5] = ["/bin", "/sbin", "/lib", "/lib64", "/lib32"];
@@ -111,8 +111,14 @@ impl Builder<'_> {
                 wanted.push(name.to_owned());
             }
         }
-        if let Some(path) = wanted.iter().find(|path| !plan::may_be_shared(path)) {
-            return Err(Error::Share { path: path.clone() });
+        let home = env::var_os("HOME").map(PathBuf::from);
+        let fine = |path: &Path| plan::may_be_shared(path, home.as_deref());
+        for path in &wanted {
+            // Neither by its name nor, where that is a link, by what it is.
+            let real = || fs::canonicalize(path).map_err(|source| Error::Read { path: path.clone(), source });
+            if !fine(path) || !fine(&real()?) {
+                return Err(Error::Share { path: path.clone() });
+            }
         }
         let machine = Machine {
             qemu: &machine::program("qemu-system-x86_64")?,

@@ -18,6 +18,8 @@ pub enum Error {
     Root,
     #[error("{path} may not be visible in a node: share a directory in it that holds no credentials")]
     Share { path: PathBuf },
+    #[error("{path}, which a node needs, could not be read")]
+    Read { path: PathBuf, source: io::Error },
     #[error("{path} could not be written for a node")]
     Write { path: PathBuf, source: io::Error },
     #[error("{program} could not be run")]

@@ -16,8 +16,9 @@ const PLACE: &str = "IMP_LAB";
 /// Variables with these beginnings go with the test.
 const PASSED_ON: [&str; 3] = ["IMP_", "RUST_", "CARGO_"];
 
+/// Where guests run with KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub enum Place {
     Host,
     Node,
 }
@@ -69,18 +70,18 @@ fn panic(test: &str, error: &Error) -> ! {
 }
 
 /// Decided once per process, and said aloud.
-fn place() -> Place {
-    static PLACE_OF_ALL: OnceLock<Place> = OnceLock::new();
-    *PLACE_OF_ALL.get_or_init(|| {
+pub fn place() -> Place {
+    static DECIDED: OnceLock<Place> = OnceLock::new();
+    *DECIDED.get_or_init(|| {
         let (place, why) = match env::var(PLACE).as_deref() {
-            Ok("node") => (Place::Node, format!("{PLACE}=node")),
-            Ok("host") => (Place::Host, format!("{PLACE}=host")),
-            _ if kvm::works() => (Place::Host, "KVM runs guests here".to_owned()),
-            _ => (Place::Node, "KVM runs no guests here".to_owned()),
+            Ok("node") => (Place::Node, "as IMP_LAB says"),
+            Ok("host") => (Place::Host, "as IMP_LAB says"),
+            _ if kvm::works() => (Place::Host, "because KVM runs guests here"),
+            _ => (Place::Node, "because KVM runs no guests here"),
         };
         let text = match place {
-            Place::Host => format!("lab: {why}: these tests run on this machine itself\n"),
-            Place::Node => format!("lab: {why}: these tests run in a node VM\n"),
+            Place::Host => format!("lab: these tests run on this machine itself, {why}\n"),
+            Place::Node => format!("lab: these tests run in a node VM, {why}\n"),
         };
         // Not by a macro, whose output the test harness would keep to itself.
         let _ = io::stderr().write_all(text.as_bytes());

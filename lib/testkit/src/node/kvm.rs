@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::artefacts;
 
 /// A guest with KVM writes its first line in a tenth of a second.
-const DEADLINE: Duration = Duration::from_secs(3);
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Boots a kernel in Firecracker until it says its name. What cannot be tried does not work.
 pub(super) fn works() -> bool {

@@ -100,7 +100,7 @@ impl Folder {
 /// The kernel's modules and PID 1.
 fn initial_files() -> Result<Vec<u8>, Error> {
     let (modules, program) = (artefacts::modules()?, artefacts::node_program()?);
-    let read = |path: PathBuf| fs::read(&path).map_err(|source| Error::Write { path, source });
+    let read = |path: PathBuf| fs::read(&path).map_err(|source| Error::Read { path, source });
     let mut files = read(modules)?;
     let program = read(program)?;
     let append = |files: &mut Vec<u8>| -> io::Result<()> {

@@ -14,21 +14,24 @@ const FOLDER: &str = "IMP_TEST_LOGS";
 /// Bytes of each log that an error shows.
 const SHOWN: usize = 3000;
 
-/// Copies the logs out of a node's folder. A log that cannot be read is left out.
-pub(super) fn save(node: &Path, name: &str) -> Logs {
+/// Copies the logs out of a node's folder. A log that cannot be read is left out, and those of a node that has gone are
+/// what they were when they were saved before.
+pub(super) fn save(node: &Path, to: &Path) -> Logs {
+    let saved = copy(node, to);
     let mut console = String::new();
     for log in LOGS {
-        let text = fs::read(node.join(log)).unwrap_or_default();
+        let text = fs::read(to.join(log)).unwrap_or_default();
         let text = text.get(text.len().saturating_sub(SHOWN)..).unwrap_or_default();
         let text = String::from_utf8_lossy(text);
         if !text.trim().is_empty() {
             console.push_str(&format!("[{log}] {}\n", text.trim_end()));
         }
     }
-    Logs { folder: copy(node, &place(name)), console }
+    Logs { folder: saved, console }
 }
 
-fn place(name: &str) -> PathBuf {
+/// A folder that no other node saves to.
+pub(super) fn place(name: &str) -> PathBuf {
     static SAVED: AtomicU32 = AtomicU32::new(0);
     let folder = env::var_os(FOLDER).map_or_else(|| env::temp_dir().join("imp-node-logs"), PathBuf::from);
     let number = SAVED.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +56,7 @@ mod tests {
         let node = tempfile::tempdir().unwrap();
         let console = format!("first\n{}last\n", "x\n".repeat(SHOWN));
         fs::write(node.path().join("console.log"), &console).unwrap();
-        let logs = save(node.path(), "a-test");
+        let logs = save(node.path(), &place("a-test"));
         let folder = logs.folder.as_ref().unwrap();
         assert_eq!(fs::read_to_string(folder.join("console.log")).unwrap(), console);
         let text = logs.to_string();

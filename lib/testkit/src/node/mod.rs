@@ -39,7 +39,7 @@ use imp_testkit_node::wire::Message;
 pub use builder::Builder;
 pub use error::{Error, Logs, NetworkStep};
 pub use imp_testkit_node::wire::End;
-pub use inside::{inside, inside_within};
+pub use inside::{Place, inside, inside_within, place};
 pub use network::Network;
 pub use program::{Command, Output, Piece, Process};
 
@@ -63,7 +63,8 @@ struct Shared {
     channel: Channel,
     name: String,
     folder: PathBuf,
-    saved: OnceLock<Logs>,
+    /// Where its logs are saved; none has been so far.
+    logs: OnceLock<PathBuf>,
 }
 
 impl Shared {
@@ -73,9 +74,9 @@ impl Shared {
             .map_err(|source| Error::Silent { logs: self.save_logs(), source })
     }
 
-    /// Once per node: the first failure is the one to look at.
+    /// Each time to the same folder.
     fn save_logs(&self) -> Logs {
-        self.saved.get_or_init(|| logs::save(&self.folder, &self.name)).clone()
+        logs::save(&self.folder, self.logs.get_or_init(|| logs::place(&self.name)))
     }
 }
 
@@ -100,7 +101,7 @@ impl NodeVm {
     ) -> Result<(Self, Conversation), Error> {
         let (channel, node) =
             Channel::new(stream).map_err(|source| Error::Write { path: folder.clone(), source })?;
-        let shared = Arc::new(Shared { channel, name, folder, saved: OnceLock::new() });
+        let shared = Arc::new(Shared { channel, name, folder, logs: OnceLock::new() });
         Ok((Self { shared, guard, address: attachment.map(|attachment| attachment.address) }, node))
     }
 
@@ -139,20 +140,21 @@ impl NodeVm {
 
 impl Drop for NodeVm {
     fn drop(&mut self) {
-        if thread::panicking() && self.shared.saved.get().is_none() {
+        if thread::panicking() && self.shared.logs.get().is_none() {
             eprintln!("the node of the failed test: {}", self.shared.save_logs());
         }
         self.shared.channel.hang_up();
         let until = Instant::now() + END_DEADLINE;
-        while Instant::now() < until {
-            if !matches!(self.guard.try_wait(), Ok(None)) {
-                return;
+        while matches!(self.guard.try_wait(), Ok(None)) {
+            if Instant::now() > until {
+                // Ends the guard, and the kernel with it all that it started.
+                let _ = self.guard.kill();
+                let _ = self.guard.wait();
+                break;
             }
             thread::sleep(Duration::from_millis(5));
         }
-        // Ends the guard, and the kernel with it all that it started.
-        let _ = self.guard.kill();
-        let _ = self.guard.wait();
+        // The guard has removed it, unless it was killed. Its mounts were never seen here.
         let _ = std::fs::remove_dir_all(&self.shared.folder);
     }
 }

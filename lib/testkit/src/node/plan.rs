@@ -1,7 +1,7 @@
 //! What a node consists of, as pure functions: what it sees of the host, QEMU's arguments, its kernel's command line.
 
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use imp_testkit_node::wire::PORT;
 
@@ -125,14 +125,18 @@ pub(super) fn outermost(wanted: &[PathBuf]) -> Vec<PathBuf> {
     shares
 }
 
-/// What a node may never see as a whole: credentials lie there.
-pub(super) fn may_be_shared(path: &Path) -> bool {
-    const TOO_MUCH: [&str; 8] = ["/", "/root", "/home", "/etc", "/var", "/run", "/proc", "/sys"];
-    let plain = path
-        .components()
-        .all(|part| matches!(part, std::path::Component::RootDir | std::path::Component::Normal(_)));
-    let home = path.parent() == Some(Path::new("/home"));
-    path.is_absolute() && plain && !home && !TOO_MUCH.iter().any(|refused| path == Path::new(refused))
+/// Not what holds credentials: whole homes, the system's settings and state, and all that contains one of these.
+pub(super) fn may_be_shared(path: &Path, home: Option<&Path>) -> bool {
+    const PRIVATE: [&str; 7] = ["/root", "/home/*", "/etc/*", "/var/*", "/run/*", "/proc/*", "/sys/*"];
+    let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    let holds = |private: &Path| private.starts_with(path);
+    // A directory in `/home` is somebody's home; single files and directories in `/etc` need not be secret.
+    let somebodys = path.parent() == Some(Path::new("/home"));
+    path.is_absolute()
+        && plain
+        && !somebodys
+        && !home.is_some_and(holds)
+        && !PRIVATE.iter().map(Path::new).any(holds)
 }
 
 #[cfg(test)]
@@ -151,11 +155,16 @@ mod tests {
 
     #[test]
     fn the_root_and_homes_are_refused() {
-        for path in ["/", "/root", "/home", "/home/someone", "/etc", "relative", "/usr/../root"] {
-            assert!(!may_be_shared(Path::new(path)), "{path}");
+        let home = Some(Path::new("/users/me"));
+        for path in
+            ["/", "/root", "/home", "/home/you", "/etc", "/users", "/users/me", "relative", "/usr/../root"]
+        {
+            assert!(!may_be_shared(Path::new(path), home), "{path}");
         }
-        for path in ["/usr", "/home/someone/imp/target", "/etc/alternatives", "/root/.cache/imp/lab"] {
-            assert!(may_be_shared(Path::new(path)), "{path}");
+        for path in
+            ["/usr", "/home/you/imp/target", "/etc/alternatives", "/users/me/.cache/imp/lab", "/users/you"]
+        {
+            assert!(may_be_shared(Path::new(path), home), "{path}");
         }
     }
 

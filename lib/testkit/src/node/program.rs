@@ -180,39 +180,43 @@ impl Process {
 
     /// The next piece of output as it comes; none after the program's end.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, Error> {
-        self.piece_until(self.until)
+        while self.output.end.is_none() {
+            match self.receive(self.until) {
+                Ok(Some(piece)) => {
+                    self.check_size()?;
+                    return Ok(Some(piece));
+                }
+                Ok(None) => {}
+                Err(RecvTimeoutError::Timeout) => return Err(self.overdue()),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.node_ended()),
+            }
+        }
+        match &self.output.end {
+            Some(End::NotStarted(reason)) => {
+                Err(Error::NotStarted { command: self.command.to_string(), reason: reason.clone() })
+            }
+            Some(End::Exited(_) | End::Signalled(_)) | None => Ok(None),
+        }
     }
 
-    fn piece_until(&mut self, until: Instant) -> Result<Option<Piece>, Error> {
-        if self.output.end.is_some() {
-            return Ok(None);
-        }
+    /// Takes one message into account, and returns it if it is output.
+    fn receive(&mut self, until: Instant) -> Result<Option<Piece>, RecvTimeoutError> {
         let left = until.saturating_duration_since(Instant::now());
-        match self.conversation.messages.recv_timeout(left) {
-            Ok(Message::Output(bytes)) => {
+        match self.conversation.messages.recv_timeout(left)? {
+            Message::Output(bytes) => {
                 self.output.stdout.extend_from_slice(&bytes);
-                self.check_size()?;
-                Ok(Some(Piece::Output(bytes)))
+                return Ok(Some(Piece::Output(bytes)));
             }
-            Ok(Message::Errors(bytes)) => {
+            Message::Errors(bytes) => {
                 self.output.stderr.extend_from_slice(&bytes);
-                self.check_size()?;
-                Ok(Some(Piece::Errors(bytes)))
+                return Ok(Some(Piece::Errors(bytes)));
             }
-            Ok(Message::End(End::NotStarted(reason))) => {
-                self.output.end = Some(End::NotStarted(reason.clone()));
-                Err(Error::NotStarted { command: self.command.to_string(), reason })
-            }
-            Ok(Message::End(end)) => {
-                self.output.end = Some(end);
-                Ok(None)
-            }
-            // The channel keeps these for itself, and a node sends nothing else.
-            Ok(Message::Ready | Message::Took(_) | Message::Run(_) | Message::Input(_)) => Ok(None),
-            Ok(Message::EndOfInput | Message::Kill) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Error::Ended { logs: self.node.save_logs() }),
-            Err(RecvTimeoutError::Timeout) => Err(self.overdue()),
+            Message::End(end) => self.output.end = Some(end),
+            // The channel keeps these for itself, and a node sends no others.
+            Message::Ready | Message::Took(_) => {}
+            Message::Run(_) | Message::Input(_) | Message::EndOfInput | Message::Kill => {}
         }
+        Ok(None)
     }
 
     fn check_size(&mut self) -> Result<(), Error> {
@@ -223,21 +227,18 @@ impl Process {
         Err(Error::TooMuchOutput { command: self.command.to_string(), limit: MOST_OUTPUT })
     }
 
+    fn node_ended(&self) -> Error {
+        Error::Ended { logs: self.node.save_logs() }
+    }
+
     /// Kills the program; a node in which even that does not work is not used any more.
     fn overdue(&mut self) -> Error {
         self.kill();
         let until = Instant::now() + KILL_DEADLINE;
         while self.output.end.is_none() {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.conversation.messages.recv_timeout(left) {
-                Ok(Message::Output(bytes)) => self.output.stdout.extend(bytes),
-                Ok(Message::Errors(bytes)) => self.output.stderr.extend(bytes),
-                Ok(Message::End(end)) => self.output.end = Some(end),
-                Ok(_) => {}
-                Err(_) => {
-                    self.node.channel.hang_up();
-                    break;
-                }
+            if self.receive(until).is_err() {
+                self.node.channel.hang_up();
+                break;
             }
         }
         Error::Deadline {
@@ -248,24 +249,21 @@ impl Process {
         }
     }
 
-    /// Reads until the program has written `wanted` to one of its outputs.
+    /// Reads until the program has written `wanted` to one of its outputs. A program that is late runs on.
     pub fn wait_for(&mut self, wanted: &str, deadline: Duration) -> Result<(), Error> {
         let until = (Instant::now() + deadline).min(self.until);
         let has = |bytes: &[u8]| bytes.windows(wanted.len()).any(|part| part == wanted.as_bytes());
         while !has(&self.output.stdout) && !has(&self.output.stderr) {
-            if Instant::now() >= until || self.output.end.is_some() {
-                let (command, output) = (self.command.to_string(), Box::new(self.output.clone()));
-                return Err(Error::NotSaid { command, wanted: wanted.to_owned(), deadline, output });
-            }
-            // The program is not killed for being late: whoever waits decides.
-            let left = until.saturating_duration_since(Instant::now());
-            match self.conversation.messages.recv_timeout(left) {
-                Ok(Message::Output(bytes)) => self.output.stdout.extend(bytes),
-                Ok(Message::Errors(bytes)) => self.output.stderr.extend(bytes),
-                Ok(Message::End(end)) => self.output.end = Some(end),
-                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::Ended { logs: self.node.save_logs() });
+            let received = match self.output.end {
+                None => self.receive(until),
+                Some(_) => Err(RecvTimeoutError::Timeout),
+            };
+            match received {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(self.node_ended()),
+                Err(RecvTimeoutError::Timeout) => {
+                    let (command, output) = (self.command.to_string(), Box::new(self.output.clone()));
+                    return Err(Error::NotSaid { command, wanted: wanted.to_owned(), deadline, output });
                 }
             }
         }
@@ -274,9 +272,7 @@ impl Process {
 
     /// Waits for the program's end.
     pub fn wait(mut self) -> Result<Output, Error> {
-        while self.output.end.is_none() {
-            self.next_piece()?;
-        }
+        while self.next_piece()?.is_some() {}
         Ok(std::mem::take(&mut self.output))
     }
 

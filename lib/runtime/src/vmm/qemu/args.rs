@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::status::Accelerator;
 use crate::vmm::{Access, BootConfig, Drive, DriveLimit};
@@ -100,7 +100,6 @@ fn command_line(boot: &BootConfig, host: Host) -> String {
 fn drives(args: &mut Args, drives: &[Drive], limit: DriveLimit) {
     let limited = limit != DriveLimit::default();
     if limited {
-        let mut group = json!({"qom-type": "throttle-group", "id": "drive-limit"});
         let mut limits = serde_json::Map::new();
         if let Some(bytes) = limit.bytes_per_second {
             limits.insert("bps-total".into(), bytes.into());
@@ -108,7 +107,7 @@ fn drives(args: &mut Args, drives: &[Drive], limit: DriveLimit) {
         if let Some(requests) = limit.requests_per_second {
             limits.insert("iops-total".into(), requests.into());
         }
-        group["limits"] = Value::Object(limits);
+        let group = json!({"qom-type": "throttle-group", "id": "drive-limit", "limits": limits});
         args.pair("-object", group.to_string());
     }
     for drive in drives {
@@ -157,6 +156,8 @@ impl Args {
 mod tests {
     use std::os::fd::OwnedFd;
 
+    use serde_json::Value;
+
     use super::*;
     use crate::spec::{Cpus, Memory};
     use crate::vmm::NetworkDevice;
@@ -198,7 +199,10 @@ mod tests {
             ["console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 imp.channel=c"]
         );
         let kvm = Host { accelerator: Accelerator::Kvm, ..EMULATED };
-        assert_eq!(values(&text(&boot(), kvm), "-append"), ["console=ttyS0 quiet reboot=t panic=-1 imp.channel=c"]);
+        assert_eq!(
+            values(&text(&boot(), kvm), "-append"),
+            ["console=ttyS0 quiet reboot=t panic=-1 imp.channel=c"]
+        );
         assert_eq!(values(&text(&boot(), kvm), "-accel"), ["kvm"]);
     }
 
@@ -221,7 +225,10 @@ mod tests {
         let group: Value = serde_json::from_str(values(&args, "-object")[0]).unwrap();
         assert_eq!(group["limits"], json!({"bps-total": 1 << 20}));
         let devices = values(&args, "-device").join(" ");
-        assert!(devices.contains("drive=base-limited") && devices.contains("drive=scratch-limited"), "{devices}");
+        assert!(
+            devices.contains("drive=base-limited") && devices.contains("drive=scratch-limited"),
+            "{devices}"
+        );
     }
 
     #[test]

@@ -95,10 +95,6 @@ pub(super) async fn attach(vm: &VmLayout, process: Process) -> Result<Box<dyn Ma
 }
 
 impl Machine for QemuMachine {
-    fn process(&self) -> &Process {
-        &self.process
-    }
-
     fn connect_channel(&self) -> BoxFuture<'_, Result<UnixStream, Error>> {
         Box::pin(connect(&self.channel))
     }

@@ -12,19 +12,19 @@ use crate::status::{Accelerator, DriverFacts};
 
 mod args;
 mod machine;
-pub mod probe;
-pub mod qmp;
+pub(crate) mod probe;
+pub(crate) mod qmp;
 
 const MIB: u64 = 1 << 20;
 
-pub struct Qemu {
+pub(crate) struct Qemu {
     program: PathBuf,
     facts: DriverFacts,
     host: args::Host,
 }
 
 impl Qemu {
-    pub fn new(found: &probe::Found) -> Self {
+    pub(crate) fn new(found: &probe::Found) -> Self {
         let facts = DriverFacts {
             name: "qemu".into(),
             version: found.version.clone(),

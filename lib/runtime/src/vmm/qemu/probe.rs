@@ -22,7 +22,7 @@ const TSC_SPAN: Duration = Duration::from_millis(50);
 const GUEST_SUCCESS: i32 = 33;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub(crate) struct Found {
     pub program: PathBuf,
     pub version: String,
     pub kvm: Kvm,
@@ -32,24 +32,28 @@ pub struct Found {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kvm")]
-pub enum Kvm {
+pub(crate) enum Kvm {
     Works,
     Missing,
     /// It cannot be opened by this user.
-    NotAllowed { detail: String },
+    NotAllowed {
+        detail: String,
+    },
     /// A guest did not run on it.
-    Unusable { detail: String },
+    Unusable {
+        detail: String,
+    },
 }
 
 impl Found {
-    pub fn accelerator(&self) -> Accelerator {
+    pub(crate) fn accelerator(&self) -> Accelerator {
         match self.kvm {
             Kvm::Works => Accelerator::Kvm,
             Kvm::Missing | Kvm::NotAllowed { .. } | Kvm::Unusable { .. } => Accelerator::Emulation,
         }
     }
 
-    pub fn why(&self) -> String {
+    pub(crate) fn why(&self) -> String {
         match &self.kvm {
             Kvm::Works => "a guest ran on /dev/kvm".into(),
             Kvm::Missing => "there is no /dev/kvm".into(),
@@ -64,7 +68,11 @@ pub enum Error {
     #[error("{name} is not installed: run `apt-get install qemu-system-x86`")]
     NotInstalled { name: String },
     #[error("cannot run {}", program.display())]
-    Run { program: PathBuf, #[source] source: io::Error },
+    Run {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} did not answer within {} s", program.display(), ASK_DEADLINE.as_secs())]
     Late { program: PathBuf },
     #[error("{} does not say its version", program.display())]
@@ -74,7 +82,11 @@ pub enum Error {
     #[error("a guest did not run under emulation: {detail}")]
     NoGuest { detail: String },
     #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, #[source] source: io::Error },
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Process(#[from] process::Error),
 }
@@ -100,14 +112,14 @@ struct Binary {
 
 /// Whether an earlier answer is good enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Freshness {
+pub(crate) enum Freshness {
     /// One of this boot and this binary is.
     Remembered,
     Now,
 }
 
 /// Finds out, or remembers. `scratch` is a directory for the probe guest's ROM and the memory of the answer.
-pub async fn probe(program: &Path, memory: &Path, freshness: Freshness) -> Result<Found, Error> {
+pub(crate) async fn probe(program: &Path, memory: &Path, freshness: Freshness) -> Result<Found, Error> {
     let binary = identify(program)?;
     let boot_id = process::boot_id()?;
     let device = fs::metadata("/dev/kvm").ok().map(|m| (m.mode(), m.uid(), m.gid()));
@@ -129,7 +141,7 @@ pub async fn probe(program: &Path, memory: &Path, freshness: Freshness) -> Resul
 }
 
 /// The program of this name in PATH.
-pub fn find_program(name: &str) -> Option<PathBuf> {
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|d| d.join(name)).find(|p| p.is_absolute() && p.is_file())
 }
@@ -139,8 +151,7 @@ fn recall(memory: &Path) -> Option<Remembered> {
 }
 
 fn identify(program: &Path) -> Result<Binary, Error> {
-    let meta =
-        fs::metadata(program).map_err(|source| Error::Run { program: program.to_owned(), source })?;
+    let meta = fs::metadata(program).map_err(|source| Error::Run { program: program.to_owned(), source })?;
     Ok(Binary { path: program.to_owned(), inode: meta.ino(), size: meta.size(), modified: meta.mtime() })
 }
 
@@ -285,10 +296,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let rom = directory.path().join("rom");
         let dies = fake(directory.path(), "echo cannot set a register >&2; kill -6 $$");
-        assert_eq!(
-            run_guest(&dies, &rom, Accelerator::Kvm).await,
-            Err("cannot set a register".to_owned())
-        );
+        assert_eq!(run_guest(&dies, &rom, Accelerator::Kvm).await, Err("cannot set a register".to_owned()));
         let works = fake(directory.path(), "exit 33");
         assert_eq!(run_guest(&works, &rom, Accelerator::Kvm).await, Ok(()));
     }

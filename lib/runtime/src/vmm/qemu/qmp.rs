@@ -19,7 +19,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const LONGEST_LINE: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     #[error("no answer to {command} within {} s", ANSWER.as_secs())]
     Late { command: &'static str },
     #[error("the control connection was closed before {command} was answered")]
@@ -36,14 +36,14 @@ pub enum Error {
 
 /// Why the guest stopped, when QEMU said so before it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shutdown {
+pub(crate) enum Shutdown {
     PoweredOff,
     Reset,
 }
 
 /// A control connection after its handshake. It ends with its last clone.
 #[derive(Debug, Clone)]
-pub struct Qmp {
+pub(crate) struct Qmp {
     commands: mpsc::Sender<Request>,
     shutdown: watch::Receiver<Option<Shutdown>>,
 }
@@ -63,7 +63,7 @@ struct Refusal {
 type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>>>;
 
 impl Qmp {
-    pub async fn handshake(stream: UnixStream) -> Result<Self, Error> {
+    pub(crate) async fn handshake(stream: UnixStream) -> Result<Self, Error> {
         let (read, write) = stream.into_split();
         let mut lines = FramedRead::new(read, LinesCodec::new_with_max_length(LONGEST_LINE));
         let greeting = timeout(ANSWER, lines.next())
@@ -85,7 +85,7 @@ impl Qmp {
     }
 
     /// Executes a command without arguments.
-    pub async fn execute(&self, command: &'static str) -> Result<Value, Error> {
+    pub(crate) async fn execute(&self, command: &'static str) -> Result<Value, Error> {
         let (answer, answered) = oneshot::channel();
         let whole = async {
             self.commands.send(Request { command, answer }).await.map_err(|_| Error::Closed { command })?;
@@ -96,7 +96,7 @@ impl Qmp {
     }
 
     /// Waits until QEMU has closed the connection; says why the guest stopped if that was announced.
-    pub async fn closed(&self) -> Option<Shutdown> {
+    pub(crate) async fn closed(&self) -> Option<Shutdown> {
         let mut shutdown = self.shutdown.clone();
         while shutdown.changed().await.is_ok() {}
         *shutdown.borrow()
@@ -146,7 +146,9 @@ async fn read_answers(
     lock(&waiting).clear();
 }
 
-fn lock(waiting: &Waiting) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>> {
+fn lock(
+    waiting: &Waiting,
+) -> std::sync::MutexGuard<'_, HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -207,7 +209,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_found_among_events_and_noise() {
-        let answer = "{\"event\": \"RTC_CHANGE\"}\nnoise\n{\"return\": 9, \"id\": 77}\n{\"return\": 5, \"id\": 2}";
+        let answer =
+            "{\"event\": \"RTC_CHANGE\"}\nnoise\n{\"return\": 9, \"id\": 77}\n{\"return\": 5, \"id\": 2}";
         let qmp = Qmp::handshake(fake(vec![answer.into()])).await.unwrap();
         assert_eq!(qmp.execute("stop").await.unwrap(), json!(5));
     }

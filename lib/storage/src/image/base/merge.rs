@@ -142,7 +142,11 @@ impl<'a> Merge<'a> {
         let components = components(path)?;
         let Some((name, above)) = components.split_last() else { return Ok(None) };
         // Directories of bookkeeping hold nothing else.
-        let wish = if above.iter().any(|name| wish(name) == Ok(Wish::Nothing)) { Wish::Nothing } else { wish(name)? };
+        let wish = if above.iter().any(|name| wish(name) == Ok(Wish::Nothing)) {
+            Wish::Nothing
+        } else {
+            wish(name)?
+        };
         if wish == Wish::Place {
             return Ok(None);
         }

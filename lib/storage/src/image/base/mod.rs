@@ -93,7 +93,7 @@ pub fn write_base(
         Ok(())
     })?;
     let built = build.end();
-    let nodes = built.tree.len();
+    let nodes = built.tree.living();
     let finished = built.writer.finish(&built.tree, &identity(options.key), Mode::ReadOnly);
     let finished = finished.map_err(|error| match error {
         ext4::Error::Io(source) => unwritable(source),

@@ -5,16 +5,34 @@ use super::retry::{self, Verdict};
 use super::settings::RegistrySettings;
 use crate::progress::{Event, Progress};
 
+/// Tries at a server that is not the last resort: waiting for a broken mirror helps nobody.
+const TRIES_AT_A_MIRROR: u32 = 2;
+
+/// What follows if a server does not give what it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resort {
+    /// Another server is asked.
+    Another,
+    /// Nothing: this is the only one, or the last.
+    Last,
+}
+
 pub(super) struct Attempts<'a> {
     settings: &'a RegistrySettings,
+    resort: Resort,
     what: String,
     progress: &'a dyn Progress,
     made: u32,
 }
 
 impl<'a> Attempts<'a> {
-    pub(super) fn new(settings: &'a RegistrySettings, what: String, progress: &'a dyn Progress) -> Self {
-        Self { settings, what, progress, made: 0 }
+    pub(super) fn new(
+        settings: &'a RegistrySettings,
+        resort: Resort,
+        what: String,
+        progress: &'a dyn Progress,
+    ) -> Self {
+        Self { settings, resort, what, progress, made: 0 }
     }
 
     /// The last try got so far that the ones before it no longer count.
@@ -25,6 +43,9 @@ impl<'a> Attempts<'a> {
     /// Pauses if the request is worth another try; else gives the error back.
     pub(super) async fn failed(&mut self, error: Error) -> Result<(), Error> {
         self.made = self.made.saturating_add(1);
+        if self.resort == Resort::Another && self.made >= TRIES_AT_A_MIRROR {
+            return Err(error);
+        }
         match retry::after(error.failure(), self.made, fastrand::f64(), self.settings) {
             Verdict::GiveUp => Err(error),
             Verdict::Again { pause } => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode, Url};
 
-use super::attempts::Attempts;
+use super::attempts::{Attempts, Resort};
 use super::error::Error;
 use super::session::Session;
 use super::transport::{Get, Transport, host};
@@ -80,10 +80,11 @@ pub(super) async fn download(
     progress: &dyn Progress,
 ) -> Result<(), Error> {
     let mut last = None;
-    for place in places {
+    for (position, place) in places.iter().enumerate() {
+        let resort = if position + 1 < places.len() { Resort::Another } else { Resort::Last };
         let Some(mut partial) = writer(blob, store, progress).await? else { return Ok(()) };
         let deadline = GRACE + Duration::from_secs(blob.size / SLOWEST);
-        let fetching = fetch(place, blob, &mut partial, progress);
+        let fetching = fetch(place, resort, blob, &mut partial, progress);
         let fetched = match tokio::time::timeout(deadline, fetching).await {
             Ok(fetched) => fetched,
             Err(_) => Err(Error::Slow { host: place.host(), blob: blob.digest, after: deadline }),
@@ -127,12 +128,13 @@ async fn writer(
 
 async fn fetch(
     place: &Place<'_>,
+    resort: Resort,
     blob: &Descriptor,
     partial: &mut Partial,
     progress: &dyn Progress,
 ) -> Result<(), Error> {
     let what = format!("layer {}", blob.digest.short());
-    let mut attempts = Attempts::new(place.transport().settings(), what, progress);
+    let mut attempts = Attempts::new(place.transport().settings(), resort, what, progress);
     loop {
         let before = partial.written();
         match fetch_once(place, blob, partial, progress).await {

@@ -74,7 +74,7 @@ pub enum Error {
     Slow { host: String, blob: Digest, after: Duration },
     #[error("{host} continued blob {blob} at another place than it was asked for")]
     Range { host: String, blob: Digest },
-    #[error("{host} answered {code}{}", detail(.message))]
+    #[error("{host} answered {code}{}{}", detail(.message), advice(*.code))]
     Status { host: String, code: u16, message: String, retry_after: Option<Duration> },
     #[error(
         "{host} does not let you pull {repository}: log in (docker login {host}), or check the name; a private image and a missing one look alike"
@@ -110,6 +110,14 @@ pub enum Error {
 
 fn detail(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
+}
+
+fn advice(code: u16) -> &'static str {
+    match code {
+        429 => "; it limits how often images are pulled: wait, log in (docker login), or use a mirror",
+        500.. => "; the fault is there, try again later",
+        _ => "",
+    }
 }
 
 impl Error {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::attempts::Attempts;
+use super::attempts::{Attempts, Resort};
 use super::download::{download, places};
 use super::endpoint::endpoints;
 use super::error::Error;
@@ -91,7 +91,8 @@ impl<'a> Pull<'a> {
         platform: &Platform,
         server: usize,
     ) -> Result<Found, Error> {
-        let unusable = |source| Error::Manifest { reference: self.reference.clone(), source: Box::new(source) };
+        let unusable =
+            |source| Error::Manifest { reference: self.reference.clone(), source: Box::new(source) };
         let mut document = match (self.reference.digest(), self.reference.tag()) {
             (Some(digest), _) => self.manifest(session, &digest.to_string(), Some(digest), "").await?,
             (None, tag) => self.manifest(session, tag.unwrap_or_default(), None, "").await?,
@@ -119,8 +120,10 @@ impl<'a> Pull<'a> {
         expected: Option<&Digest>,
         described: &str,
     ) -> Result<Verified, Error> {
-        let mut attempts =
-            Attempts::new(self.transport.settings(), format!("manifest {name}"), self.progress);
+        let is_last = self.sessions.last().is_some_and(|last| std::ptr::eq(last, session));
+        let resort = if is_last { Resort::Last } else { Resort::Another };
+        let what = format!("manifest {name}");
+        let mut attempts = Attempts::new(self.transport.settings(), resort, what, self.progress);
         loop {
             match self.manifest_once(session, name, expected, described).await {
                 Err(Error::Status { code: 404, .. }) => {
@@ -154,8 +157,10 @@ impl<'a> Pull<'a> {
         }
         let kind = if described.is_empty() { &content_type } else { described };
         let document = manifest::parse(&bytes, kind);
-        let document =
-            document.map_err(|source| Error::Manifest { reference: self.reference.clone(), source: Box::new(source) })?;
+        let document = document.map_err(|source| Error::Manifest {
+            reference: self.reference.clone(),
+            source: Box::new(source),
+        })?;
         Ok(Verified { digest: found, bytes, document })
     }
 

@@ -1,0 +1,319 @@
+//! The networks of a site's VMs: looks, plans, and carries the plan out.
+//!
+//! Everything here blocks for some milliseconds; asynchronous callers use a thread for blocking work.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::addresses::HostRoute;
+use crate::apply::{self, ApplyError};
+use crate::dns::NameSockets;
+use crate::egress::{EgressError, Ports};
+use crate::names::{SiteName, VmName};
+use crate::netlink::NetlinkError;
+use crate::nft::{self, Element, TableId};
+use crate::observe::{self, ObserveError};
+use crate::plan::{self, Conflict, Scope, Step};
+use crate::spec::{Site, VmNetwork};
+
+/// All networks of one site. One process at a time has a site; which is the caller's to see to.
+#[derive(Debug)]
+pub struct Networks {
+    site: Site,
+    namespaces: PathBuf,
+    /// One change at a time: the host's table is common to all.
+    vms: Mutex<BTreeMap<VmName, VmNetwork>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    #[error("cannot make the directory {path} for network namespaces")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("cannot see what there is of VMs' networks")]
+    Observe(#[from] ObserveError),
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
+    #[error("cannot change the networks of VMs")]
+    Apply(#[from] ApplyError),
+    #[error("the egress policy of VM {vm} cannot be kept")]
+    Egress { vm: VmName, source: EgressError },
+    #[error(
+        "VM {vm} has IPv6, but its uplink has none: the address pool needs an IPv6 network, and the host's kernel IPv6"
+    )]
+    NoIpv6 { vm: VmName },
+    #[error("VM {vm} publishes {what}, which VM {other} has already")]
+    PortTaken { vm: VmName, what: String, other: VmName },
+    #[error("VM {vm} has no network here: connect it first")]
+    Unknown { vm: VmName },
+    #[error("cannot listen for the questions for names of VM {vm}")]
+    NameSockets { vm: VmName, source: io::Error },
+    #[error("cannot open addresses for VM {vm}")]
+    Admit { vm: VmName, source: NetlinkError },
+    #[error("cannot enter the network namespace of VM {vm}")]
+    Enter { vm: VmName, source: io::Error },
+}
+
+/// The routes of this host that are not ours: what leases of addresses keep clear of.
+pub fn host_routes(site: &SiteName) -> Result<Vec<HostRoute>, NetworkError> {
+    Ok(observe::facts(site)?.routes)
+}
+
+impl Networks {
+    /// Takes over the site: the networks of `living` are made whole, and those of other VMs removed.
+    /// `namespaces` is a directory of the site's own, where the VMs' network namespaces are mounted.
+    pub fn open(
+        site: Site,
+        namespaces: &Path,
+        living: impl IntoIterator<Item = VmNetwork>,
+    ) -> Result<Self, NetworkError> {
+        fs::create_dir_all(namespaces)
+            .map_err(|source| NetworkError::Directory { path: namespaces.to_owned(), source })?;
+        let vms = living.into_iter().map(|vm| (vm.vm.clone(), vm)).collect();
+        let networks = Self { site, namespaces: namespaces.to_owned(), vms: Mutex::new(vms) };
+        networks.converge(&networks.lock(), &Scope::All)?;
+        Ok(networks)
+    }
+
+    /// Makes the VM's network, or changes it to this. When it fails nothing of it is left.
+    pub fn connect(&self, vm: VmNetwork) -> Result<(), NetworkError> {
+        let mut vms = self.lock();
+        check(&vm, &vms)?;
+        let name = vm.vm.clone();
+        let before = vms.insert(name.clone(), vm);
+        let outcome = self.converge(&vms, &Scope::One(name.clone()));
+        if outcome.is_err() {
+            match before {
+                Some(before) => vms.insert(name.clone(), before),
+                None => vms.remove(&name),
+            };
+            if let Err(error) = self.converge(&vms, &Scope::One(name.clone())) {
+                tracing::warn!(vm = %name, error = %error, "the network of a VM is left half made");
+            }
+        }
+        outcome
+    }
+
+    /// Removes all of the VM's network; success if it has none. Its VMM has ended: a tap that is held lives on.
+    pub fn disconnect(&self, vm: &VmName) -> Result<(), NetworkError> {
+        let mut vms = self.lock();
+        vms.remove(vm);
+        self.converge(&vms, &Scope::One(vm.clone()))
+    }
+
+    /// Where the VM's network namespace is mounted: for a VMM to enter, or a jailer.
+    pub fn namespace_of(&self, vm: &VmName) -> PathBuf {
+        self.namespaces.join(vm.as_str())
+    }
+
+    /// Does `work` inside the VM's network namespace, on a thread of its own.
+    pub fn inside<T: Send>(&self, vm: &VmName, work: impl FnOnce() -> T + Send) -> Result<T, NetworkError> {
+        let namespace = apply::open(&self.namespace_of(vm))?;
+        imp_sys::netns::inside(namespace.as_fd(), work)
+            .map_err(|source| NetworkError::Enter { vm: vm.clone(), source })
+    }
+
+    /// The way for addresses of allowed names into the VM's filter.
+    pub fn admission(&self, vm: &VmName) -> Result<Admission, NetworkError> {
+        let socket =
+            self.inside(vm, nft::open)?.map_err(|source| NetworkError::Admit { vm: vm.clone(), source })?;
+        let table = plan::names_table(&self.site.name);
+        Ok(Admission { vm: vm.clone(), table, socket: Mutex::new(socket) })
+    }
+
+    /// Sockets for the VM's name server, bound to its gateway's addresses.
+    pub fn name_sockets(&self, vm: &VmName) -> Result<NameSockets, NetworkError> {
+        let guest = self.lock().get(vm).map(|known| known.guest.clone());
+        let guest = guest.ok_or_else(|| NetworkError::Unknown { vm: vm.clone() })?;
+        let mut gateways = vec![IpAddr::V4(guest.gateway().addr())];
+        gateways.extend(guest.gateway6().map(|net| IpAddr::V6(net.addr())));
+        self.inside(vm, || NameSockets::bind(&gateways))?
+            .map_err(|source| NetworkError::NameSockets { vm: vm.clone(), source })
+    }
+
+    /// What would be done now; nothing, if all is as it should be.
+    pub fn pending(&self) -> Result<Vec<Step>, NetworkError> {
+        self.plan(&self.lock(), &Scope::All)
+    }
+
+    fn converge(&self, vms: &BTreeMap<VmName, VmNetwork>, scope: &Scope) -> Result<(), NetworkError> {
+        for step in self.plan(vms, scope)? {
+            tracing::debug!(?step, "network");
+            apply::apply(&step, &self.namespaces)?;
+        }
+        Ok(())
+    }
+
+    fn plan(&self, vms: &BTreeMap<VmName, VmNetwork>, scope: &Scope) -> Result<Vec<Step>, NetworkError> {
+        let facts = observe::facts(&self.site.name)?;
+        let wanted = plan::wanted(&self.site, vms, &facts, scope);
+        let seen = observe::seen(&wanted, scope, &self.namespaces)?;
+        Ok(plan::steps(&wanted, &seen)?)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<VmName, VmNetwork>> {
+        // The map is changed by single inserts and removals: whoever panicked left it whole.
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What one VM's network says that another's rules out.
+fn check(vm: &VmNetwork, others: &BTreeMap<VmName, VmNetwork>) -> Result<(), NetworkError> {
+    vm.egress.check().map_err(|source| NetworkError::Egress { vm: vm.vm.clone(), source })?;
+    if vm.guest.address6().is_some() && vm.link.ipv6.is_none() {
+        return Err(NetworkError::NoIpv6 { vm: vm.vm.clone() });
+    }
+    for other in others.values().filter(|other| other.vm != vm.vm) {
+        for port in &vm.publish {
+            if other.publish.iter().any(|taken| taken.collides_with(port)) {
+                return Err(NetworkError::PortTaken {
+                    vm: vm.vm.clone(),
+                    what: format!("{} port {}", port.transport, port.host_port),
+                    other: other.vm.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Opens addresses for one VM for a while.
+pub struct Admission {
+    vm: VmName,
+    table: TableId,
+    socket: Mutex<crate::netlink::Socket>,
+}
+
+/// An address that a name led to, and what it opens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opening {
+    pub address: IpAddr,
+    pub ports: Ports,
+    pub time: Duration,
+}
+
+impl Admission {
+    /// When this returns, packets to these addresses pass.
+    pub fn open(&self, openings: &[Opening]) -> Result<(), NetworkError> {
+        let mut by_set: BTreeMap<&'static str, Vec<(Element, Duration)>> = BTreeMap::new();
+        for opening in openings {
+            for (set, element) in plan::named_elements(opening.address, &opening.ports) {
+                by_set.entry(set).or_default().push((element, opening.time));
+            }
+        }
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        for (set, elements) in by_set {
+            let timed = elements.iter().map(|(element, time)| (element, Some(*time)));
+            nft::add_elements(&mut socket, &self.table, set, timed)
+                .map_err(|source| NetworkError::Admit { vm: self.vm.clone(), source })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imp_sys::netns;
+
+    use super::*;
+    use crate::addresses::{Addresses, Pool};
+    use crate::egress::Egress;
+    use crate::spec::{Guest, Mac, Outside, Publish, PublishOn, TapOwner, Transport};
+
+    fn site() -> Site {
+        let pool = Pool::new("10.77.0.0/16".parse().unwrap(), None).unwrap();
+        Site { name: "imp".parse().unwrap(), pool, outside: Outside::Masquerade, mtu: 1500 }
+    }
+
+    fn vm() -> VmNetwork {
+        let vm = "a".parse().unwrap();
+        let mac = Mac([6, 0, 0, 0, 0, 2]);
+        VmNetwork {
+            link: Addresses::new(site().pool).lease(&vm, &[]).unwrap(),
+            vm,
+            tap: TapOwner { user: 1, group: 1 },
+            guest: Guest::ipv4(mac, "172.16.0.2/30".parse().unwrap(), [172, 16, 0, 1].into()).unwrap(),
+            publish: vec![Publish {
+                transport: Transport::Tcp,
+                on: PublishOn::AnyAddress,
+                host_port: 8080,
+                guest_port: 80,
+            }],
+            egress: Egress::open(),
+        }
+    }
+
+    fn links() -> Vec<String> {
+        let mut routing = crate::netlink::route::Routing::open().unwrap();
+        routing.links().unwrap().into_iter().map(|link| link.name).collect()
+    }
+
+    /// Carries out the first steps of making the network in a namespace of its own, which plays the host.
+    fn broken_off_after(steps: usize, test: impl FnOnce(&Path) + Send) -> usize {
+        let host = netns::create().expect("this test makes network namespaces: run it as root");
+        let directory = tempfile::tempdir().unwrap();
+        netns::inside(host.as_fd(), || {
+            assert_eq!(links(), ["lo"], "not a namespace of its own");
+            let networks = Networks::open(site(), directory.path(), []).unwrap();
+            let plan = networks.plan(&[(vm().vm, vm())].into(), &Scope::All).unwrap();
+            for step in plan.iter().take(steps) {
+                apply::apply(step, directory.path()).unwrap();
+            }
+            test(directory.path());
+            plan.len()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_crash_after_any_step_ends_in_a_whole_network_or_in_none() {
+        let all = broken_off_after(0, |_| {});
+        for steps in 0..=all {
+            broken_off_after(steps, |directory| {
+                let networks = Networks::open(site(), directory, [vm()]).unwrap();
+                assert_eq!(networks.pending().unwrap(), [], "after {steps} steps");
+            });
+            broken_off_after(steps, |directory| {
+                Networks::open(site(), directory, []).unwrap();
+                assert_eq!(links(), ["lo"], "after {steps} steps");
+                assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "after {steps} steps");
+                assert!(
+                    nft::tables_named(&mut nft::open().unwrap(), "imp").unwrap().is_empty(),
+                    "after {steps} steps"
+                );
+            });
+        }
+    }
+
+    #[test]
+    fn a_namespace_file_without_a_namespace_is_used_or_removed() {
+        broken_off_after(0, |directory| {
+            fs::write(directory.join("a"), "").unwrap();
+            let networks = Networks::open(site(), directory, [vm()]).unwrap();
+            assert_eq!(networks.pending().unwrap(), []);
+        });
+        broken_off_after(0, |directory| {
+            fs::write(directory.join("a"), "").unwrap();
+            Networks::open(site(), directory, []).unwrap();
+            assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+        });
+    }
+
+    #[test]
+    fn a_network_that_cannot_be_made_leaves_nothing() {
+        broken_off_after(0, |directory| {
+            let networks = Networks::open(site(), directory, []).unwrap();
+            // Above what a device takes: the last steps fail.
+            let networks = Networks { site: Site { mtu: 70_000, ..site() }, ..networks };
+            let failed = networks.connect(vm());
+            assert!(matches!(failed, Err(NetworkError::Apply(ApplyError::Device { .. }))), "{failed:?}");
+            assert_eq!(links(), ["lo"]);
+            assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+        });
+    }
+}

@@ -1,0 +1,214 @@
+//! `imp` as a user has it, with directories of its own: nothing of it may be left when a test ends.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::leftovers::Snapshot;
+use crate::{images, machine};
+
+/// How long a command may take on a busy machine that emulates its guests.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// How long what was ended may take to be gone.
+const GONE: Duration = Duration::from_secs(30);
+/// Between two looks at a condition.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A user's own Imp.
+pub struct Imp {
+    folder: tempfile::TempDir,
+    program: PathBuf,
+    agent: PathBuf,
+    before: Snapshot,
+    ended: bool,
+}
+
+/// What a command came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Came {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Came {
+    /// Stdout of a command that succeeded.
+    pub fn good(self) -> anyhow::Result<String> {
+        ensure!(self.code == Some(0), "exit status {:?}\n{}{}", self.code, self.stdout, self.stderr);
+        Ok(self.stdout)
+    }
+}
+
+impl Imp {
+    pub fn new() -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("imp-").tempdir()?;
+        machine::data_directory(&folder.path().join("data"))?;
+        let before = Snapshot::take(&[folder.path()])?;
+        Ok(Self { program: machine::imp()?, agent: machine::guest_agent()?, folder, before, ended: false })
+    }
+
+    /// With the busybox image in the store, as `imp.test/busybox`.
+    pub fn with_busybox() -> anyhow::Result<Self> {
+        let imp = Self::new()?;
+        let source = format!("oci:{}", images::busybox()?.display());
+        imp.run(["image", "import", &source])?.good()?;
+        Ok(imp)
+    }
+
+    /// A folder for the test's own files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("run/owner.sock")
+    }
+
+    /// A command that is yet to be run: no terminal, no input, none of the user's own settings.
+    pub fn command(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env_remove("IMP_OWNER_IDLE_SECONDS")
+            .env("IMP_DATA_DIR", self.data())
+            .env("IMP_RUNTIME_DIR", self.folder.path().join("run"))
+            .env("IMP_SETTINGS", self.settings())
+            .env("IMP_GUEST_AGENT", &self.agent)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// The settings file, empty unless a test writes one.
+    pub fn settings(&self) -> PathBuf {
+        let path = self.folder.path().join("settings.toml");
+        if !path.exists() {
+            // A failure shows in the command, which cannot read it.
+            let _ = std::fs::write(&path, "");
+        }
+        path
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> anyhow::Result<Came> {
+        finish(self.command(arguments).spawn()?)
+    }
+
+    /// Runs a command to its end with something to read.
+    pub fn run_with_input(
+        &self,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        input: &[u8],
+    ) -> anyhow::Result<Came> {
+        let mut child = self.command(arguments).stdin(Stdio::piped()).spawn()?;
+        let mut stdin = child.stdin.take().context("no stdin")?;
+        let input = input.to_owned();
+        // A command that does not read all of it is none of this thread's business.
+        let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let came = finish(child);
+        let _ = writer.join();
+        came
+    }
+
+    /// What `inspect` says of one VM.
+    pub fn inspect(&self, vm: &str) -> anyhow::Result<serde_json::Value> {
+        let text = self.run(["inspect", vm])?.good()?;
+        let mut vms: Vec<serde_json::Value> = serde_json::from_str(&text)?;
+        vms.pop().context("inspect shows no VM")
+    }
+
+    /// Process id of the owner that lives.
+    pub fn owner_pid(&self) -> anyhow::Result<Option<u32>> {
+        let version: serde_json::Value = serde_json::from_str(&self.run(["version", "-o", "json"])?.good()?)?;
+        Ok(version.pointer("/owner/pid").and_then(serde_json::Value::as_u64).and_then(|pid| pid.try_into().ok()))
+    }
+
+    /// Ends the owner as the kernel would.
+    pub fn kill_owner(&self) -> anyhow::Result<()> {
+        let pid = self.owner_pid()?.context("no owner lives")?;
+        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).context("no pid")?;
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+        wait_until("the owner is gone", || Ok(self.owner_pid()?.is_none()))
+    }
+
+    /// Removes all VMs, ends the owner, and checks that nothing is left.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        self.ended = true;
+        self.clear()?;
+        self.before.wait_until_nothing_is_left(GONE, |_| false)?;
+        Ok(())
+    }
+
+    fn clear(&self) -> anyhow::Result<()> {
+        let names = self.run(["ps", "-aq"])?.good()?;
+        let names: Vec<&str> = names.lines().collect();
+        if !names.is_empty() {
+            self.run(["rm", "-f"].iter().chain(&names))?.good()?;
+        }
+        self.run(["owner", "stop"])?.good()?;
+        wait_until("the owner is gone", || Ok(!self.socket().exists()))
+    }
+}
+
+impl Drop for Imp {
+    fn drop(&mut self) {
+        if !self.ended {
+            // The test has failed already, and says why.
+            let _ = self.clear();
+        }
+    }
+}
+
+/// Waits for a child and all it says; kills it when it takes too long.
+pub fn finish(mut child: Child) -> anyhow::Result<Came> {
+    let read = |stream: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            if let Some(mut stream) = stream {
+                // What was read up to an error is what there is to show.
+                let _ = stream.read_to_end(&mut text);
+            }
+            String::from_utf8_lossy(&text).into_owned()
+        })
+    };
+    let stdout = read(child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>));
+    let stderr = read(child.stderr.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>));
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            let said = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+            bail!("the command took more than {} s\n{}{}", PATIENCE.as_secs(), said.0, said.1);
+        }
+        std::thread::sleep(LOOK);
+    };
+    Ok(Came {
+        code: status.code(),
+        stdout: stdout.join().unwrap_or_default(),
+        stderr: stderr.join().unwrap_or_default(),
+    })
+}
+
+/// Looks again and again; the error says what did not come true.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds()? {
+        ensure!(Instant::now() < deadline, "after {} s it is still not so that {what}", PATIENCE.as_secs());
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! `imp run` is as easy as a container: output, input, exit status, signals, and nothing left behind.
+
+use std::io::{BufRead, BufReader};
+
+use imp_testkit::imp::{Imp, finish, wait_until};
+
+const IMAGE: &str = "imp.test/busybox";
+
+fn sh(script: &str) -> Vec<String> {
+    ["run", "--rm", "--network", "none", IMAGE, "sh", "-c", script].map(str::to_owned).to_vec()
+}
+
+#[test]
+fn output_and_exit_status_are_the_programs_own() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let came = imp.run(sh("echo out; echo err >&2; exit 7"))?;
+    assert_eq!((came.code, came.stdout.as_str(), came.stderr.as_str()), (Some(7), "out\n", "err\n"));
+    assert_eq!(imp.run(sh("kill -9 $$"))?.code, Some(137));
+    imp.end()
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_126_or_127_and_our_own_failure_125() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let run = |program: &str| imp.run(["run", "--rm", "--network", "none", IMAGE, program]);
+    assert_eq!(run("no-such-program")?.code, Some(127));
+    assert_eq!(run("/etc/passwd")?.code, Some(126));
+    let came = imp.run(["run", "--pull", "never", "imp.test/nowhere", "true"])?;
+    assert_eq!(came.code, Some(125), "{}", came.stderr);
+    assert_eq!(imp.run(["run", "--no-such-flag", IMAGE])?.code, Some(125));
+    imp.end()
+}
+
+#[test]
+fn input_is_passed_on_whole_and_its_end_too() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let input: Vec<u8> = (0..300_000_u32).flat_map(u32::to_le_bytes).collect();
+    let line = ["run", "--rm", "-i", "--network", "none", IMAGE, "sh", "-c", "wc -c; cat"];
+    let came = imp.run_with_input(line, &input)?;
+    assert_eq!(came.good()?.trim(), input.len().to_string());
+    imp.end()
+}
+
+#[test]
+fn output_of_many_megabytes_arrives_whole() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let came = imp.run(sh("head -c 5000000 /dev/zero | tr '\\0' x"))?;
+    assert_eq!((came.code, came.stdout.len()), (Some(0), 5_000_000), "{}", came.stderr);
+    imp.end()
+}
+
+#[test]
+fn words_are_literal() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let odd = ["$HOME", "a \"b\"", "two\nlines", "*"];
+    let line = ["run", "--rm", "--network", "none", "-e", "X=$HOME '\n", IMAGE, "sh", "-c"];
+    let script = "printf '[%s]' \"$X\" \"$@\"";
+    let came = imp.run(line.into_iter().chain([script, "sh"]).chain(odd))?;
+    assert_eq!(came.good()?, "[$HOME '\n][$HOME][a \"b\"][two\nlines][*]");
+    imp.end()
+}
+
+#[test]
+fn a_signal_to_the_command_reaches_the_program() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let script = "trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.1; done";
+    let mut child = imp.command(sh(script)).spawn()?;
+    let mut stdout = BufReader::new(child.stdout.take().ok_or_else(|| anyhow::anyhow!("no stdout"))?);
+    let mut line = String::new();
+    stdout.read_line(&mut line)?;
+    assert_eq!(line, "ready\n");
+    let status = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
+    assert!(status.success());
+    line.clear();
+    stdout.read_line(&mut line)?;
+    assert_eq!(line, "caught\n");
+    assert_eq!(finish(child)?.code, Some(3));
+    imp.end()
+}
+
+#[test]
+fn a_copied_in_directory_is_there_and_a_read_only_one_cannot_be_written() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let source = imp.folder().join("source");
+    std::fs::create_dir(&source)?;
+    std::fs::write(source.join("file"), "from here")?;
+    let volume = format!("{}:/in:ro", source.display());
+    let script = "cat /in/file; touch /in/new 2>/dev/null && echo written";
+    let came = imp.run(["run", "--rm", "--network", "none", "-v", &volume, IMAGE, "sh", "-c", script])?;
+    assert_eq!(came.stdout, "from here", "{}", came.stderr);
+    assert_eq!(std::fs::read_dir(&source)?.count(), 1);
+    imp.end()
+}
+
+#[test]
+fn one_vm_destroys_neither_the_image_nor_another_vm() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    imp.run(sh("rm -rf / 2>/dev/null; true"))?;
+    assert_eq!(imp.run(sh("echo alive"))?.good()?, "alive\n");
+    imp.end()
+}
+
+#[test]
+fn a_vm_with_rm_is_gone_when_its_program_has_ended() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    imp.run(sh("true"))?.good()?;
+    wait_until("no VM is listed", || Ok(imp.run(["ps", "-aq"])?.good()?.is_empty()))?;
+    imp.end()
+}
