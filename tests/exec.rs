@@ -4,7 +4,8 @@ use imp_testkit::imp::Imp;
 
 fn with_vm() -> anyhow::Result<Imp> {
     let imp = Imp::with_busybox()?;
-    imp.run(["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "sleep", "1000"])?.good()?;
+    imp.run(["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "sleep", "1000"])?
+        .good()?;
     Ok(imp)
 }
 

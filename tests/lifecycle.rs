@@ -5,7 +5,8 @@ use imp_testkit::imp::{Imp, wait_until};
 const IMAGE: &str = "imp.test/busybox";
 
 fn detached(imp: &Imp, name: &str, script: &str) -> anyhow::Result<String> {
-    let line = ["run", "-d", "--name", name, "--network", "none", "--stop-timeout", "1", IMAGE, "sh", "-c", script];
+    let line =
+        ["run", "-d", "--name", name, "--network", "none", "--stop-timeout", "1", IMAGE, "sh", "-c", script];
     Ok(imp.run(line)?.good()?.trim().to_owned())
 }
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    attach, completions, cp, doctor, exec, image, inspect, kill, logs, owner, port_forward, prune, ps, rm, run, stop,
-    top, version, wait,
+    attach, completions, cp, doctor, exec, image, inspect, kill, logs, owner, port_forward, prune, ps, rm,
+    run, stop, top, version, wait,
 };
 use crate::context::Context;
 use crate::exit::{OWN_FAILURE, Outcome};
@@ -14,7 +14,9 @@ use crate::exit::{OWN_FAILURE, Outcome};
 /// Runs programs in microVMs made from OCI images: a kernel of its own for each, as easy as a container.
 #[derive(Debug, Parser)]
 #[command(name = "imp", version, disable_help_subcommand = true, max_term_width = 100)]
-#[command(after_help = "Settings are taken from flags, then IMP_* variables, then the settings file, then defaults.")]
+#[command(
+    after_help = "Settings are taken from flags, then IMP_* variables, then the settings file, then defaults."
+)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) global: Global,

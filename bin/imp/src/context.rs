@@ -30,7 +30,8 @@ impl Context {
 
     /// Runs a command that waits for others. One thread is enough: work that blocks has threads of its own.
     pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
         let result = runtime.block_on(work);
         // A thread that still reads stdin is not waited for.
         runtime.shutdown_background();
@@ -53,7 +54,9 @@ impl Context {
 
     /// The owner if VMs may exist: none has been started since the machine came up when there is no record either.
     pub(crate) async fn owner_if_any(&self) -> anyhow::Result<Option<Owner>> {
-        if start::find(&self.settings.layout).await?.is_none() && !self.settings.layout.data.join("vms").exists() {
+        if start::find(&self.settings.layout).await?.is_none()
+            && !self.settings.layout.data.join("vms").exists()
+        {
             return Ok(None);
         }
         self.owner().await.map(Some)
@@ -80,6 +83,11 @@ impl Context {
         }
         arguments.push("--idle-seconds".into());
         arguments.push(settings.owner_idle.as_secs().to_string().into());
-        Ok(Starter { layout: settings.layout.clone(), program: self.world.program.clone(), arguments, build: self.build()? })
+        Ok(Starter {
+            layout: settings.layout.clone(),
+            program: self.world.program.clone(),
+            arguments,
+            build: self.build()?,
+        })
     }
 }

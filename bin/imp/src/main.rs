@@ -21,7 +21,9 @@ use crate::exit::{Failure, report};
 fn main() -> ExitCode {
     if only_the_version_is_asked_for() {
         // Asked for by scripts, often: without building the whole command line first.
-        return report(output::print(&format!("imp {}\n", env!("CARGO_PKG_VERSION"))).map(|()| 0).map_err(Failure::from));
+        return report(
+            output::print(&format!("imp {}\n", env!("CARGO_PKG_VERSION"))).map(|()| 0).map_err(Failure::from),
+        );
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -73,7 +73,12 @@ fn render<R: Row>(format: Format, rows: &[R], headings: Headings) -> String {
 pub(crate) fn table(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
-        lines.iter().filter_map(|line| line.get(column)).map(|cell| printable(cell).chars().count()).max().unwrap_or(0)
+        lines
+            .iter()
+            .filter_map(|line| line.get(column))
+            .map(|cell| printable(cell).chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
@@ -179,7 +184,8 @@ mod tests {
 
     #[test]
     fn json_is_one_document_also_when_there_is_nothing() {
-        let parsed: serde_json::Value = serde_json::from_str(&render(Format::Json, &THINGS, Headings::Shown)).unwrap();
+        let parsed: serde_json::Value =
+            serde_json::from_str(&render(Format::Json, &THINGS, Headings::Shown)).unwrap();
         assert_eq!(parsed[1]["size"], 22);
         assert_eq!(render::<Thing>(Format::Json, &[], Headings::Shown), "[]\n");
     }

@@ -72,7 +72,9 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn look() -> io::Result<Self> {
-        let path = |name: &str| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
+        let path = |name: &str| {
+            std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from)
+        };
         Ok(Self {
             is_root: rustix::process::geteuid().is_root(),
             program: std::env::current_exe()?,
@@ -118,9 +120,17 @@ impl World {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot read the settings file {path}")]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the settings file {path} is wrong")]
-    Parse { path: PathBuf, #[source] source: Box<toml::de::Error> },
+    Parse {
+        path: PathBuf,
+        #[source]
+        source: Box<toml::de::Error>,
+    },
     #[error("{name} = {value:?} is not {expected}")]
     Value { name: &'static str, value: String, expected: &'static str },
     #[error("there is no {what} directory: set {variable}")]
@@ -132,7 +142,9 @@ impl Settings {
         let file = match (&flags.settings, world.default_file()) {
             (Some(path), _) => File::read(path)?,
             (None, Some(path)) => match File::read(&path) {
-                Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => File::default(),
+                Err(Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    File::default()
+                }
                 file => file?,
             },
             (None, None) => File::default(),
@@ -140,7 +152,12 @@ impl Settings {
         Self::resolve(flags, file, world, |path| path.exists())
     }
 
-    fn resolve(flags: &Global, file: File, world: &World, exists: impl Fn(&Path) -> bool) -> Result<Self, Error> {
+    fn resolve(
+        flags: &Global,
+        file: File,
+        world: &World,
+        exists: impl Fn(&Path) -> bool,
+    ) -> Result<Self, Error> {
         let data = flags.data_dir.clone().or(file.data_dir).or_else(|| world.default_data());
         let runtime = flags.runtime_dir.clone().or(file.runtime_dir).or_else(|| world.default_runtime());
         let missing = |what, variable| Error::NoDirectory { what, variable };
@@ -189,7 +206,8 @@ impl Settings {
 
 impl File {
     fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         Self::parse(&text).map_err(|source| Error::Parse { path: path.to_owned(), source: Box::new(source) })
     }
 

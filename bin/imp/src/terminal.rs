@@ -56,7 +56,9 @@ pub(crate) fn size() -> Option<Size> {
 pub(crate) struct DetachKeys(Vec<u8>);
 
 #[derive(Debug, thiserror::Error)]
-#[error("write keys with commas between, each a letter or ctrl- with a letter or one of @ [ \\ ] ^ _, as in ctrl-p,ctrl-q")]
+#[error(
+    "write keys with commas between, each a letter or ctrl- with a letter or one of @ [ \\ ] ^ _, as in ctrl-p,ctrl-q"
+)]
 pub(crate) struct NotKeys;
 
 impl std::str::FromStr for DetachKeys {

@@ -33,7 +33,9 @@ pub(crate) fn bytes(text: &str) -> Result<u64, Error> {
     // Fractions in thousandths: nobody means a byte by them.
     let thousandths = match fraction {
         "" => 0,
-        digits if digits.len() <= 3 => digits.parse::<u128>().map_err(|_| Error::Bytes)? * 10_u128.pow(3 - digits.len() as u32),
+        digits if digits.len() <= 3 => {
+            digits.parse::<u128>().map_err(|_| Error::Bytes)? * 10_u128.pow(3 - digits.len() as u32)
+        }
         _ => return Err(Error::Bytes),
     };
     let whole: u128 = u128::from(whole.parse::<u64>().map_err(|_| Error::Bytes)?);

@@ -63,7 +63,9 @@ struct Attachment {
 enum Passed {
     Exited,
     /// The guest went away; so much had been passed on.
-    Broke { bytes: u64 },
+    Broke {
+        bytes: u64,
+    },
 }
 
 impl Attachment {
@@ -148,7 +150,9 @@ impl Attachment {
         loop {
             let Ok(Some(output)) = outputs.message().await else { return Ok(Passed::Broke { bytes }) };
             let last = matches!(output.output, Some(exec_output::Output::Exited(_)));
-            if let Some(exec_output::Output::Stdout(data) | exec_output::Output::Stderr(data)) = &output.output {
+            if let Some(exec_output::Output::Stdout(data) | exec_output::Output::Stderr(data)) =
+                &output.output
+            {
                 bytes += data.len() as u64;
             }
             self.answer(attach_output::Message::Output(output)).await?;
@@ -185,7 +189,8 @@ impl Attachment {
                 attach_output::Message::Output(ExecOutput { output: Some(output) })
             }
             None => {
-                let status = wire::status_to_wire(&status).map_err(|error| Status::internal(error.to_string()))?;
+                let status =
+                    wire::status_to_wire(&status).map_err(|error| Status::internal(error.to_string()))?;
                 attach_output::Message::Failed(status)
             }
         };

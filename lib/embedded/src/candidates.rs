@@ -21,7 +21,9 @@ pub(crate) fn unknown(asked: &str, vms: &[Named]) -> String {
     let names: Vec<String> = close.iter().take(MOST).map(|(_, name)| format!("{name:?}")).collect();
     match names.as_slice() {
         [] => format!("no VM is called {asked:?}; `imp ps -a` lists all"),
-        names => format!("no VM is called {asked:?}; did you mean {}? `imp ps -a` lists all", names.join(" or ")),
+        names => {
+            format!("no VM is called {asked:?}; did you mean {}? `imp ps -a` lists all", names.join(" or "))
+        }
     }
 }
 
@@ -81,12 +83,17 @@ mod tests {
     #[test]
     fn an_ambiguous_beginning_lists_what_it_fits() {
         let text = ambiguous("aaa", &vms());
-        assert!(text.contains("aaaa1 (web-server), aaab2 (database)") && !text.contains("web-cache"), "{text}");
+        assert!(
+            text.contains("aaaa1 (web-server), aaab2 (database)") && !text.contains("web-cache"),
+            "{text}"
+        );
     }
 
     #[test]
     fn distances_are_symmetric_and_count_edits() {
-        for (one, other, expected) in [("", "", 0), ("", "abc", 3), ("abc", "abd", 1), ("kitten", "sitting", 3)] {
+        for (one, other, expected) in
+            [("", "", 0), ("", "abc", 3), ("abc", "abd", 1), ("kitten", "sitting", 3)]
+        {
             assert_eq!(distance(one, other), expected);
             assert_eq!(distance(other, one), expected);
         }

@@ -77,8 +77,10 @@ mod tests {
                 log.make_writer().write_all(&[b'x'; 1024]).unwrap();
             }
         }
-        let sizes: Vec<u64> =
-            std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).collect();
+        let sizes: Vec<u64> = std::fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().metadata().unwrap().len())
+            .collect();
         assert!(sizes.len() == 2 && sizes.iter().all(|size| (1..=BOUND).contains(size)), "{sizes:?}");
     }
 }

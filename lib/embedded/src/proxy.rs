@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
-use crate::server::{refusal, resolve};
+use crate::server::{reach, resolve};
 
 /// One service of the guest, by its name.
 pub(crate) trait GuestService: Send + Sync + 'static {
@@ -78,9 +78,10 @@ async fn pass(runtime: &Runtime, mut request: Request<Body>) -> Result<Response<
     let vm = header.as_ref().and_then(|vm| vm.to_str().ok());
     let vm = vm.ok_or_else(|| Status::invalid_argument(format!("the header {VM_HEADER} names no VM")))?;
     let id = resolve(runtime, vm)?;
-    let hold = runtime.connection(&id).await.map_err(|error| refusal(&error))?;
+    let hold = reach(runtime, &id).await?;
     let mut connection = hold.connection();
-    let broke = |error: hyper::Error| Status::unavailable(format!("the connection to the guest broke: {error}"));
+    let broke =
+        |error: hyper::Error| Status::unavailable(format!("the connection to the guest broke: {error}"));
     std::future::poll_fn(|context| connection.poll_ready(context)).await.map_err(broke)?;
     let answer = connection.call(request).await.map_err(broke)?;
     Ok(answer.map(|body| Body::new(Held { body, _hold: hold })))

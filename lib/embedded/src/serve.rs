@@ -48,13 +48,31 @@ pub enum Error {
     #[error("another process owns the VMs of {0}")]
     Owned(PathBuf),
     #[error("cannot use {path}")]
-    Directory { path: PathBuf, #[source] source: io::Error },
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot write the log {path}")]
-    Log { path: PathBuf, #[source] source: io::Error },
+    Log {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot take the lock {path}")]
-    Lock { path: PathBuf, #[source] source: io::Error },
-    #[error("cannot listen on {path}; its whole path may have 107 bytes: set IMP_RUNTIME_DIR to a shorter directory")]
-    Listen { path: PathBuf, #[source] source: io::Error },
+    Lock {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "cannot listen on {path}; its whole path may have 107 bytes: set IMP_RUNTIME_DIR to a shorter directory"
+    )]
+    Listen {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the VMs cannot be taken over")]
     Runtime(#[from] imp_runtime::Error),
     #[error("signals cannot be received")]
@@ -139,7 +157,8 @@ fn prepare(layout: &Layout) -> Result<(), Error> {
 fn lock(layout: &Layout) -> Result<File, Error> {
     let path = layout.lock();
     let failed = |source| Error::Lock { path: path.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(failed)?;
+    let file =
+        File::options().create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(Error::Owned(layout.data.clone())),

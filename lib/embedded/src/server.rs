@@ -13,7 +13,7 @@ use imp_protocol::guest::{SignalRequest, VitalsRequest, VitalsResponse, signal_r
 use imp_protocol::runtime as wire;
 use imp_protocol::runtime::runtime_server::Runtime as Service;
 use imp_runtime::status::{State, VmStatus};
-use imp_runtime::{LogEnd, LogQuery, Runtime, Verdict, VmId};
+use imp_runtime::{GuestHold, LogEnd, LogQuery, Runtime, Verdict, VmId};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -27,6 +27,9 @@ use crate::wire as convert;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a guest may take to answer when it is only asked how it is.
 const VITALS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a VM that runs may take to be reached, and the pause between two tries.
+const REACH_PATIENCE: Duration = Duration::from_secs(20);
+const REACH_PAUSE: Duration = Duration::from_millis(20);
 /// Messages on their way to a client.
 const QUEUE: usize = 8;
 /// Longest message of a refusal: it travels in a header.
@@ -47,18 +50,27 @@ impl Service for Server {
     type AttachStream = Answers<wire::AttachOutput>;
     type LogsStream = Answers<wire::LogEntry>;
 
-    async fn version(&self, _: Request<wire::VersionRequest>) -> Result<Response<wire::VersionResponse>, Status> {
+    async fn version(
+        &self,
+        _: Request<wire::VersionRequest>,
+    ) -> Result<Response<wire::VersionResponse>, Status> {
         let Identity { version, build, pid } = self.identity.clone();
         Ok(Response::new(wire::VersionResponse { version, build, pid }))
     }
 
-    async fn hand_over(&self, _: Request<wire::HandOverRequest>) -> Result<Response<wire::HandOverResponse>, Status> {
+    async fn hand_over(
+        &self,
+        _: Request<wire::HandOverRequest>,
+    ) -> Result<Response<wire::HandOverResponse>, Status> {
         tracing::info!("handing over");
         self.ending.send_replace(true);
         Ok(Response::new(wire::HandOverResponse {}))
     }
 
-    async fn create(&self, request: Request<wire::CreateRequest>) -> Result<Response<wire::CreateResponse>, Status> {
+    async fn create(
+        &self,
+        request: Request<wire::CreateRequest>,
+    ) -> Result<Response<wire::CreateResponse>, Status> {
         let spec = request.into_inner().spec.ok_or_else(|| Status::invalid_argument("no spec"))?;
         let spec = convert::spec_from_wire(spec).map_err(|error| Status::invalid_argument(chain(&error)))?;
         let id = self.runtime.create(spec).await.map_err(|error| refusal(&error))?;
@@ -66,7 +78,10 @@ impl Service for Server {
         Ok(Response::new(wire::CreateResponse { vm: Some(self.status(&id)?) }))
     }
 
-    async fn start(&self, request: Request<wire::StartRequest>) -> Result<Response<wire::StartResponse>, Status> {
+    async fn start(
+        &self,
+        request: Request<wire::StartRequest>,
+    ) -> Result<Response<wire::StartResponse>, Status> {
         let id = self.resolve(&request.into_inner().vm)?;
         self.runtime.start(&id).await.map_err(|error| refusal(&error))?;
         Ok(Response::new(wire::StartResponse {}))
@@ -94,12 +109,18 @@ impl Service for Server {
         Ok(Response::new(wire::ListResponse { vms }))
     }
 
-    async fn inspect(&self, request: Request<wire::InspectRequest>) -> Result<Response<wire::InspectResponse>, Status> {
+    async fn inspect(
+        &self,
+        request: Request<wire::InspectRequest>,
+    ) -> Result<Response<wire::InspectResponse>, Status> {
         let id = self.resolve(&request.into_inner().vm)?;
         Ok(Response::new(wire::InspectResponse { vm: Some(self.status(&id)?) }))
     }
 
-    async fn wait(&self, request: Request<wire::WaitRequest>) -> Result<Response<wire::WaitResponse>, Status> {
+    async fn wait(
+        &self,
+        request: Request<wire::WaitRequest>,
+    ) -> Result<Response<wire::WaitResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
         let state = request.state();
@@ -110,7 +131,10 @@ impl Service for Server {
         Ok(Response::new(wire::WaitResponse { vm: Some(encode(&vm)?) }))
     }
 
-    async fn stop(&self, request: Request<wire::StopRequest>) -> Result<Response<wire::StopResponse>, Status> {
+    async fn stop(
+        &self,
+        request: Request<wire::StopRequest>,
+    ) -> Result<Response<wire::StopResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
         let grace = request.grace_milliseconds.map(Duration::from_millis);
@@ -118,13 +142,16 @@ impl Service for Server {
         Ok(Response::new(wire::StopResponse { vm: Some(encode(&vm)?) }))
     }
 
-    async fn kill(&self, request: Request<wire::KillRequest>) -> Result<Response<wire::KillResponse>, Status> {
+    async fn kill(
+        &self,
+        request: Request<wire::KillRequest>,
+    ) -> Result<Response<wire::KillResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
         if matches!(request.signal.trim_start_matches("SIG"), "" | "KILL" | "9") {
             self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
         } else {
-            let hold = self.runtime.connection(&id).await.map_err(|error| refusal(&error))?;
+            let hold = reach(&self.runtime, &id).await?;
             let target = Some(signal_request::Target::Id("main".to_owned()));
             let signal = SignalRequest { target, signal: request.signal, whole_tree: false };
             ProcessesClient::new(hold.connection()).signal(signal).await?;
@@ -132,7 +159,10 @@ impl Service for Server {
         Ok(Response::new(wire::KillResponse {}))
     }
 
-    async fn remove(&self, request: Request<wire::RemoveRequest>) -> Result<Response<wire::RemoveResponse>, Status> {
+    async fn remove(
+        &self,
+        request: Request<wire::RemoveRequest>,
+    ) -> Result<Response<wire::RemoveResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
         let vm = self.runtime.get(&id).map_err(|error| refusal(&error))?;
@@ -157,7 +187,8 @@ impl Service for Server {
         }
         let query = LogQuery {
             tail: request.tail.map(|tail| usize::try_from(tail).unwrap_or(usize::MAX)),
-            since: (request.since_unix_nanoseconds != 0).then(|| convert::time(request.since_unix_nanoseconds)),
+            since: (request.since_unix_nanoseconds != 0)
+                .then(|| convert::time(request.since_unix_nanoseconds)),
             end: if request.follow { LogEnd::Follow } else { LogEnd::Now },
         };
         let mut log = self.runtime.logs(&id, query).await.map_err(|error| refusal(&error))?;
@@ -181,7 +212,10 @@ impl Service for Server {
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
-    async fn usage(&self, request: Request<wire::UsageRequest>) -> Result<Response<wire::UsageResponse>, Status> {
+    async fn usage(
+        &self,
+        request: Request<wire::UsageRequest>,
+    ) -> Result<Response<wire::UsageResponse>, Status> {
         let named = request.into_inner().vms;
         let vms: Vec<Arc<VmStatus>> = if named.is_empty() {
             self.runtime.list().into_iter().filter(|vm| vm.state == State::Running).collect()
@@ -196,7 +230,10 @@ impl Service for Server {
         Ok(Response::new(wire::UsageResponse { usages: usages.into_iter().flatten().collect() }))
     }
 
-    async fn doctor(&self, _: Request<wire::DoctorRequest>) -> Result<Response<wire::DoctorResponse>, Status> {
+    async fn doctor(
+        &self,
+        _: Request<wire::DoctorRequest>,
+    ) -> Result<Response<wire::DoctorResponse>, Status> {
         let checks = self.runtime.doctor().await.into_iter().map(|check| {
             let (verdict, repair) = match check.verdict {
                 Verdict::Good => (wire::check::Verdict::Good, None),
@@ -242,6 +279,22 @@ impl Server {
         let hold = self.runtime.connection(id).await.ok()?;
         let vitals = MachineClient::new(hold.connection()).vitals(VitalsRequest {}).await.ok()?;
         Some(vitals.into_inner())
+    }
+}
+
+/// The guest of a VM that runs; an owner that has just taken the VM over is given time to find it.
+pub(crate) async fn reach(runtime: &Runtime, id: &VmId) -> Result<GuestHold, Status> {
+    let deadline = tokio::time::Instant::now() + REACH_PATIENCE;
+    loop {
+        let error = match runtime.connection(id).await {
+            Ok(hold) => return Ok(hold),
+            Err(error) => error,
+        };
+        let running = runtime.get(id).is_ok_and(|vm| vm.state == State::Running);
+        if !running || tokio::time::Instant::now() > deadline {
+            return Err(refusal(&error));
+        }
+        tokio::time::sleep(REACH_PAUSE).await;
     }
 }
 

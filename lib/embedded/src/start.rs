@@ -30,8 +30,18 @@ pub const FAILED: &str = "failed: ";
 
 /// Variables of the user's environment that the owner gets: what decides where things are, and no secrets.
 const KEPT: [&str; 12] = [
-    "PATH", "HOME", "USER", "TMPDIR", "LANG", "RUST_LOG", "RUST_BACKTRACE", "XDG_DATA_HOME", "XDG_RUNTIME_DIR",
-    "IMP_LOG", "IMP_QEMU", "IMP_GUEST_AGENT",
+    "PATH",
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "LANG",
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+    "IMP_LOG",
+    "IMP_QEMU",
+    "IMP_GUEST_AGENT",
 ];
 
 /// How an owner is found and started.
@@ -48,17 +58,35 @@ pub struct Starter {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot connect to the owner of the VMs at {path}")]
-    Connect { path: PathBuf, #[source] source: io::Error },
+    Connect {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the owner of the VMs at {path} speaks something else")]
-    Speak { path: PathBuf, #[source] source: connection::Error },
-    #[error("the owner of the VMs at {path} does not answer; end it with `imp owner stop` (its VMs go on) and try again")]
+    Speak {
+        path: PathBuf,
+        #[source]
+        source: connection::Error,
+    },
+    #[error(
+        "the owner of the VMs at {path} does not answer; end it with `imp owner stop` (its VMs go on) and try again"
+    )]
     Silent { path: PathBuf },
     #[error("the owner of the VMs did not say who it is")]
     Identify(#[source] Box<client::Error>),
     #[error("cannot use {path}")]
-    Directory { path: PathBuf, #[source] source: io::Error },
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot start the owner of the VMs ({program})")]
-    Spawn { program: PathBuf, #[source] source: io::Error },
+    Spawn {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the owner of the VMs could not start: {reason}; its log is {log}")]
     Failed { reason: String, log: PathBuf },
     #[error("the owner of the VMs was not ready within {} s; its log is {log}", START_PATIENCE.as_secs())]
@@ -80,7 +108,9 @@ pub async fn find(layout: &Layout) -> Result<Option<Owner>, Error> {
             Ok(connection) => Ok(Some(Owner::new(connection))),
             Err(source) => Err(Error::Speak { path, source }),
         },
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            Ok(None)
+        }
         Err(source) => Err(Error::Connect { path, source }),
     }
 }

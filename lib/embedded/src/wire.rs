@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use imp_protocol::{guest, runtime as wire};
 use imp_runtime::spec::{
-    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits, MainProcess,
-    Memory, MountAccess, NetworkMode, NotASize, PublishedPort, Stdin, Terminal, VmName, VmSpec, WhenStopped,
+    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits,
+    MainProcess, Memory, MountAccess, NetworkMode, NotASize, PublishedPort, Stdin, Terminal, VmName, VmSpec,
+    WhenStopped,
 };
 use imp_runtime::status::{State, VmStatus};
 use imp_runtime::{LogEntry, LogStream};

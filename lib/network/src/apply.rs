@@ -4,12 +4,17 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::names::{DeviceName, TAP, UPLINK, VmName};
 use crate::netlink::NetlinkError;
 use crate::netlink::route::Routing;
 use crate::nft;
 use crate::plan::{Place, Step};
+
+/// It takes some milliseconds.
+const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
@@ -29,6 +34,8 @@ pub enum ApplyError {
     MakeUplink { device: DeviceName, vm: VmName, source: NetlinkError },
     #[error("cannot {operation} the network device {device}")]
     Device { operation: &'static str, device: DeviceName, source: NetlinkError },
+    #[error("the network device {device} is up, but passes no packets after {} s", CARRIER_PATIENCE.as_secs())]
+    NoCarrier { device: DeviceName },
     #[error("the network device {device} is gone")]
     NoDevice { device: DeviceName },
     #[error("cannot set {setting} to {value}")]
@@ -66,6 +73,7 @@ pub(crate) fn apply(step: &Step, namespaces: &Path) -> Result<(), ApplyError> {
                 routing.set_device(device.as_str(), *mac, *mtu, alias.as_deref())
             })
         }),
+        Step::AwaitCarrier { place, device } => within(namespaces, place, || await_carrier(device)),
         Step::AddAddress { place, device, address } => within(namespaces, place, || {
             with_index("add an address to", device, |routing, index| routing.add_address(index, *address))
         }),
@@ -155,6 +163,20 @@ fn with_index(
     let index = routing.index_of(device.as_str()).map_err(failed)?;
     let index = index.ok_or_else(|| ApplyError::NoDevice { device: device.clone() })?;
     work(&mut routing, index).map_err(failed)
+}
+
+/// The kernel connects the ends of a pair on a thread of its own, and tells nobody who did not ask before.
+fn await_carrier(device: &DeviceName) -> Result<(), ApplyError> {
+    let failed = |source| ApplyError::Device { operation: "look at", device: device.clone(), source };
+    let end = Instant::now() + CARRIER_PATIENCE;
+    let mut routing = Routing::open().map_err(failed)?;
+    while !routing.passes_packets(device.as_str()).map_err(failed)? {
+        if Instant::now() > end {
+            return Err(ApplyError::NoCarrier { device: device.clone() });
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 fn with_tables(

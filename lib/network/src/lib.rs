@@ -14,5 +14,5 @@ pub mod spec;
 
 pub use apply::ApplyError;
 pub use netlink::NetlinkError;
-pub use networks::{Admission, NetworkError, Networks, Opening, host_routes};
+pub use networks::{Admission, NetworkError, Networks, Opening, host_routes, obstacles};
 pub use observe::ObserveError;

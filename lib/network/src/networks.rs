@@ -64,6 +64,14 @@ pub fn host_routes(site: &SiteName) -> Result<Vec<HostRoute>, NetworkError> {
     Ok(observe::facts(site)?.routes)
 }
 
+/// Chains of other firewalls on this host, as `family table chain`, that drop whatever they do not know: VMs reach
+/// nothing outside until they accept what comes from and goes to devices that begin with the site's prefix. Ours to
+/// tell, not to change.
+pub fn obstacles(site: &SiteName) -> Result<Vec<String>, NetworkError> {
+    let chains = nft::open().and_then(|mut socket| nft::dropping_forward_chains(&mut socket, site.table()));
+    chains.map_err(|source| ObserveError::Tables { place: "the host".to_owned(), source }.into())
+}
+
 impl Networks {
     /// Takes over the site: the networks of `living` are made whole, and those of other VMs removed.
     /// `namespaces` is a directory of the site's own, where the VMs' network namespaces are mounted.
@@ -144,7 +152,11 @@ impl Networks {
     fn converge(&self, vms: &BTreeMap<VmName, VmNetwork>, scope: &Scope) -> Result<(), NetworkError> {
         for step in self.plan(vms, scope)? {
             tracing::debug!(?step, "network");
+            let t0 = std::time::Instant::now();
             apply::apply(&step, &self.namespaces)?;
+            if std::env::var_os("PROBE").is_some() {
+                eprintln!("{:?} {}", t0.elapsed(), format!("{step:?}").chars().take(90).collect::<String>());
+            }
         }
         Ok(())
     }

@@ -168,6 +168,11 @@ pub enum Step {
         mtu: u32,
         alias: Option<String>,
     },
+    /// Wait until both ends of an uplink pass packets; before, they lose them.
+    AwaitCarrier {
+        place: Place,
+        device: DeviceName,
+    },
     AddAddress {
         place: Place,
         device: DeviceName,

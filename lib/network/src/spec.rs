@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -30,8 +31,8 @@ pub enum Outside {
     Routed,
 }
 
-/// The network of one VM.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The network of one VM. Its owner keeps it on disk, to take the network over after a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmNetwork {
     pub vm: VmName,
     /// Its uplink's addresses, leased from the site's pool.
@@ -43,14 +44,15 @@ pub struct VmNetwork {
 }
 
 /// Who may open the tap: the user and group that the VMM runs as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TapOwner {
     pub user: u32,
     pub group: u32,
 }
 
 /// The guest's end. The same in many VMs, if they come from one snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "GuestText", into = "GuestText")]
 pub struct Guest {
     mac: Mac,
     ipv4: Inside<Ipv4Net, Ipv4Addr>,
@@ -146,6 +148,36 @@ impl Guest {
     }
 }
 
+/// A guest as it is written down, before it is believed.
+#[derive(Serialize, Deserialize)]
+struct GuestText {
+    mac: Mac,
+    ipv4: (Ipv4Net, Ipv4Addr),
+    ipv6: Option<(Ipv6Net, Ipv6Addr)>,
+}
+
+impl TryFrom<GuestText> for Guest {
+    type Error = GuestError;
+
+    fn try_from(text: GuestText) -> Result<Self, GuestError> {
+        let guest = Self::ipv4(text.mac, text.ipv4.0, text.ipv4.1)?;
+        match text.ipv6 {
+            Some((address, gateway)) => guest.and_ipv6(address, gateway),
+            None => Ok(guest),
+        }
+    }
+}
+
+impl From<Guest> for GuestText {
+    fn from(guest: Guest) -> Self {
+        Self {
+            mac: guest.mac,
+            ipv4: (guest.ipv4.address, guest.ipv4.gateway),
+            ipv6: guest.ipv6.map(|inside| (inside.address, inside.gateway)),
+        }
+    }
+}
+
 fn with_prefix_of(address: Ipv4Addr, net: Ipv4Net) -> Ipv4Net {
     Ipv4Net::new(address, net.prefix_len()).unwrap_or(net)
 }
@@ -202,13 +234,48 @@ impl fmt::Display for Transport {
     }
 }
 
-/// An Ethernet address.
+/// An Ethernet address; as text, six pairs of hex digits with colons.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
     /// Of every tap: a restored guest still knows its gateway by it.
     pub const GATEWAY: Self = Self([0x02, 0x69, 0x6d, 0x70, 0x00, 0x01]);
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a MAC address (six pairs of hex digits with colons between them)")]
+pub struct NotAMac {
+    text: String,
+}
+
+impl FromStr for Mac {
+    type Err = NotAMac;
+
+    fn from_str(text: &str) -> Result<Self, NotAMac> {
+        let not_a_mac = || NotAMac { text: text.to_owned() };
+        let byte = |pair: &str| match pair.as_bytes() {
+            [a, b] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => u8::from_str_radix(pair, 16).ok(),
+            _ => None,
+        };
+        let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
+        bytes.and_then(|bytes| bytes.try_into().ok()).map(Self).ok_or_else(not_a_mac)
+    }
+}
+
+impl TryFrom<String> for Mac {
+    type Error = NotAMac;
+
+    fn try_from(text: String) -> Result<Self, NotAMac> {
+        text.parse()
+    }
+}
+
+impl From<Mac> for String {
+    fn from(mac: Mac) -> Self {
+        mac.to_string()
+    }
 }
 
 impl fmt::Display for Mac {
@@ -261,5 +328,34 @@ mod tests {
         let guest = Guest::ipv4(MAC, "10.0.0.2/30".parse().unwrap(), "10.0.0.1".parse().unwrap()).unwrap();
         assert!(guest.clone().and_ipv6("fe80::2/64".parse().unwrap(), "fe80::1".parse().unwrap()).is_err());
         assert!(guest.and_ipv6("fd00::2/64".parse().unwrap(), "fd00::1".parse().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_mac_address_is_read_as_it_is_written() {
+        let text = MAC.to_string();
+        assert_eq!((text.as_str(), text.parse()), ("06:00:00:00:00:01", Ok(MAC)));
+        for bad in [
+            "",
+            "06:00:00:00:00",
+            "06:00:00:00:00:01:02",
+            "6:0:0:0:0:1",
+            "06-00-00-00-00-01",
+            "0g:00:00:00:00:01",
+            "+6:00:00:00:00:01",
+        ] {
+            assert!(bad.parse::<Mac>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_was_written_down_is_checked_when_it_is_read() {
+        let guest = Guest::ipv4(MAC, "10.0.0.2/30".parse().unwrap(), "10.0.0.1".parse().unwrap())
+            .and_then(|guest| guest.and_ipv6("fd00::2/64".parse().unwrap(), "fd00::1".parse().unwrap()))
+            .unwrap();
+        let text = serde_json::to_string(&guest).unwrap();
+        assert_eq!(serde_json::from_str::<Guest>(&text).unwrap(), guest);
+        for (from, to) in [("10.0.0.2/30", "10.0.0.3/30"), ("fd00::1", "fd01::1"), ("06:00", "07:00")] {
+            assert!(serde_json::from_str::<Guest>(&text.replace(from, to)).is_err(), "{to}");
+        }
     }
 }

@@ -24,6 +24,9 @@ pub struct Machine {
     pub cpus: u32,
     /// Free space of the file system that holds scratch disks.
     pub disk_available: u64,
+    /// What the scratch disks of living VMs may still take of it. Space is promised more than once, because few disks
+    /// grow to their full size and a full one is an error for one program, not the end of a VM.
+    pub scratch_outstanding: u64,
     /// Threads that may still be started.
     pub threads_available: u64,
     pub vms: u32,
@@ -54,10 +57,11 @@ pub enum Refusal {
     #[error("{wanted} processors wanted, the machine has {cpus}: use --cpus {cpus}")]
     Cpus { wanted: u32, cpus: u32 },
     #[error(
-        "not enough disk space: a scratch disk of {} MiB may grow past the {} MiB that are free: use less with --disk, or \
-         free some with `imp prune`", scratch / MIB, available / MIB
+        "not enough disk space: a scratch disk of {} MiB may grow past the {} MiB that are free, of which running VMs may \
+         still take {} MiB: use less with --disk, or free some with `imp prune`",
+         scratch / MIB, available / MIB, outstanding / MIB
     )]
-    Disk { scratch: u64, available: u64 },
+    Disk { scratch: u64, available: u64, outstanding: u64 },
     #[error("not enough processes: the VM needs {need} threads, {available} may still be started")]
     Threads { need: u64, available: u64 },
 }
@@ -85,7 +89,11 @@ impl Machine {
             return Err(Refusal::Cpus { wanted: need.cpus, cpus: self.cpus });
         }
         if need.scratch.saturating_add(DISK_RESERVE) > self.disk_available {
-            return Err(Refusal::Disk { scratch: need.scratch, available: self.disk_available });
+            return Err(Refusal::Disk {
+                scratch: need.scratch,
+                available: self.disk_available,
+                outstanding: self.scratch_outstanding,
+            });
         }
         let threads = u64::from(need.cpus) + VMM_THREADS;
         if threads + PROCESS_RESERVE > self.threads_available {
@@ -109,6 +117,7 @@ mod tests {
             memory_resident: 0,
             cpus: 4,
             disk_available: 20 * GIB,
+            scratch_outstanding: 0,
             threads_available: 10_000,
             vms: 0,
         }
@@ -131,6 +140,11 @@ mod tests {
         assert_eq!(taken_up.admit(need()), Ok(()));
         assert!(matches!(machine().admit(Need { cpus: 5, ..need() }), Err(Refusal::Cpus { cpus: 4, .. })));
         assert!(matches!(machine().admit(Need { scratch: 20 * GIB, ..need() }), Err(Refusal::Disk { .. })));
+        // Disks may be promised more than once; the refusal tells how much.
+        let disks = Machine { scratch_outstanding: 19 * GIB, ..machine() };
+        assert_eq!(disks.admit(need()), Ok(()));
+        let refusal = disks.admit(Need { scratch: 20 * GIB, ..need() }).unwrap_err().to_string();
+        assert!(refusal.contains("19456 MiB"), "{refusal}");
         let threads = Machine { threads_available: 280, ..machine() };
         assert!(matches!(threads.admit(need()), Err(Refusal::Threads { need: 33, available: 280 })));
         assert!(machine().admit(Need { memory: u64::MAX, ..need() }).is_err());

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::id::VmId;
-use crate::status::NotEnforced;
+use crate::status::{EnforcedLimit, NotEnforced};
 
 /// Period over which processor time is measured out, in microseconds.
 const CPU_PERIOD: u64 = 100_000;
@@ -72,6 +72,7 @@ struct Hierarchy {
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     pub directories: Vec<PathBuf>,
+    pub enforced: Vec<EnforcedLimit>,
     pub not_enforced: Vec<NotEnforced>,
 }
 
@@ -91,8 +92,12 @@ pub(crate) fn make(id: &VmId, limits: &Limits) -> Groups {
     let mut groups = Groups::default();
     for controller in Controller::ALL {
         match limit(&system, controller, id, limits) {
-            Ok(directory) if groups.directories.contains(&directory) => {}
-            Ok(directory) => groups.directories.push(directory),
+            Ok((directory, enforced)) => {
+                groups.enforced.extend(enforced);
+                if !groups.directories.contains(&directory) {
+                    groups.directories.push(directory);
+                }
+            }
             Err(why) => {
                 groups
                     .not_enforced
@@ -113,7 +118,12 @@ enum Error {
     Write { path: PathBuf, source: io::Error },
 }
 
-fn limit(system: &System, controller: Controller, id: &VmId, limits: &Limits) -> Result<PathBuf, Error> {
+fn limit(
+    system: &System,
+    controller: Controller,
+    id: &VmId,
+    limits: &Limits,
+) -> Result<(PathBuf, Vec<EnforcedLimit>), Error> {
     let hierarchy = system.find(controller).ok_or(Error::NoHierarchy)?;
     let parent = hierarchy.parent();
     let group = hierarchy.group(id);
@@ -130,10 +140,13 @@ fn limit(system: &System, controller: Controller, id: &VmId, limits: &Limits) ->
         }
     }
     make(&group)?;
+    let mut enforced = Vec::new();
     for (file, value) in controller.settings(hierarchy.version, limits) {
-        write(&group.join(file), &value)?;
+        let path = group.join(file);
+        write(&path, &value)?;
+        enforced.push(EnforcedLimit { path, value });
     }
-    Ok(group)
+    Ok((group, enforced))
 }
 
 /// Puts a process, with all threads that it has and will have, into the groups.

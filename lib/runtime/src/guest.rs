@@ -1,6 +1,7 @@
 //! Host side of a guest: finds the agent, sees when it is lost, and asks it what the engine itself needs.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use imp_protocol::guest::{
     signal_request,
 };
 use imp_protocol::hello;
+use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tonic::Status;
@@ -57,6 +59,25 @@ impl GuestHold {
     }
 }
 
+/// The channel under a connection. Dropping it hangs up, whoever still uses the connection.
+#[derive(Debug)]
+pub(crate) struct Channel(OwnedFd);
+
+impl Channel {
+    fn hold(stream: UnixStream) -> Result<(Self, UnixStream), vmm::Error> {
+        let held = stream.as_fd().try_clone_to_owned().map_err(vmm::Error::Channel)?;
+        Ok((Self(held), stream))
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both) {
+            tracing::debug!(%error, "the guest had hung up before");
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
@@ -85,16 +106,17 @@ impl Error {
 }
 
 /// Greets the agent until it answers; only another protocol version ends that early. The caller sets the deadline.
-pub(crate) async fn greet(machine: &dyn Machine) -> Result<(Connection, AgentFacts), Error> {
+pub(crate) async fn greet(machine: &dyn Machine) -> Result<(Connection, AgentFacts, Channel), Error> {
     let mut patience = FIRST_ANSWER;
     loop {
         let channel = machine.connect_channel().await;
         let began = Instant::now();
-        if let Ok(channel) = channel {
-            match timeout(patience, connection::connect(channel, random::number())).await {
+        if let Ok((held, stream)) = channel.and_then(Channel::hold) {
+            match timeout(patience, connection::connect(stream, random::number())).await {
                 Ok(Ok((connection, peer))) => match first_call(&connection).await {
                     Ok(kernel_release) => {
-                        return Ok((connection, AgentFacts { version: peer.software, kernel_release }));
+                        let agent = AgentFacts { version: peer.software, kernel_release };
+                        return Ok((connection, agent, held));
                     }
                     Err(error) => tracing::debug!(%error, "an agent greeted and then said nothing"),
                 },

@@ -13,7 +13,6 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 use serde::{Deserialize, Serialize};
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::status::VmmEnd;
@@ -86,11 +85,7 @@ impl Process {
 
     fn new(pid: Pid, start_ticks: u64, boot_id: String, pidfd: OwnedFd) -> Result<Self, Error> {
         let number = pid.as_raw_nonzero().get();
-        #[expect(
-            deprecated,
-            reason = "an OwnedFd stays open as long as it is held, which is all that its successor asks"
-        )]
-        let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE)
+        let pidfd = imp_sys::readiness::readable(pidfd)
             .map_err(|source| Error::Open { pid: number, source })?;
         Ok(Self { record: ProcessRecord { pid: number, start_ticks, boot_id }, pidfd: Arc::new(pidfd) })
     }

@@ -53,7 +53,7 @@ struct Shared {
 struct Vms {
     handles: HashMap<VmId, Handle>,
     /// Admitted, but not in the ledger yet.
-    coming: HashMap<VmId, (VmName, u64)>,
+    coming: HashMap<VmId, (VmName, Need)>,
 }
 
 impl Drop for Shared {
@@ -152,9 +152,9 @@ impl Runtime {
             return Err(Error::NameTaken { name: spec.name.clone() });
         }
         let commitments = vms.commitments();
-        let memory_committed = commitments.iter().map(|c| c.memory).sum();
+        let memory_committed = commitments.iter().map(|(_, c)| c.memory).sum();
         Machine { memory_committed, vms: commitments.len() as u32, ..seen }.admit(need)?;
-        vms.coming.insert(id.clone(), (spec.name.clone(), memory));
+        vms.coming.insert(id.clone(), (spec.name.clone(), need));
         Ok(())
     }
 
@@ -324,13 +324,16 @@ impl Runtime {
 }
 
 impl Vms {
-    fn commitments(&self) -> Vec<Commitment> {
-        let living = self.handles.values().filter_map(|handle| {
+    fn commitments(&self) -> Vec<(VmId, Commitment)> {
+        let living = self.handles.iter().filter_map(|(id, handle)| {
             let status = handle.status.borrow();
+            let (scratch, vmm_pid) = (status.scratch.bytes(), status.vmm_pid);
             (status.state != State::Stopped)
-                .then_some(Commitment { memory: handle.memory, vmm_pid: status.vmm_pid })
+                .then(|| (id.clone(), Commitment { memory: handle.memory, scratch, vmm_pid }))
         });
-        let coming = self.coming.values().map(|(_, memory)| Commitment { memory: *memory, vmm_pid: None });
+        let coming = self.coming.iter().map(|(id, (_, need))| {
+            (id.clone(), Commitment { memory: need.memory, scratch: need.scratch, vmm_pid: None })
+        });
         living.chain(coming).collect()
     }
 }
@@ -358,7 +361,9 @@ fn first_status(id: &VmId, spec: &VmSpec, context: &Context, kernel: KernelFacts
         ports: Vec::new(),
         mounts: spec.mounts.clone(),
         labels: spec.labels.clone(),
+        limits: Vec::new(),
         not_enforced: Vec::new(),
+        unreachable_since: None,
         stages: Vec::new(),
         stop_grace: spec.stop_grace,
     }

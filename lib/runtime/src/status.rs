@@ -41,8 +41,14 @@ pub struct VmStatus {
     pub labels: BTreeMap<String, String>,
     /// What the main process gets between its stop signal and SIGKILL when nobody says otherwise.
     pub stop_grace: std::time::Duration,
+    /// Limits of the whole VM, its VMM included, that the host enforces.
+    #[serde(default)]
+    pub limits: Vec<EnforcedLimit>,
     /// Limits that this host could not enforce, and why.
     pub not_enforced: Vec<NotEnforced>,
+    /// Present while the VMM lives and its guest does not answer.
+    #[serde(default)]
+    pub unreachable_since: Option<SystemTime>,
     /// Milliseconds from the start of the VM to the end of each stage it reached, in order.
     pub stages: Vec<Stage>,
 }
@@ -184,6 +190,14 @@ pub struct NetworkFacts {
 pub struct PortFacts {
     pub host: SocketAddr,
     pub guest: u16,
+}
+
+/// A setting of a control group, as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnforcedLimit {
+    /// File of the setting.
+    pub path: PathBuf,
+    pub value: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::admission::Machine;
+use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
 use crate::status::Usage;
 
@@ -14,15 +15,20 @@ const KIB: u64 = 1 << 10;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Commitment {
     pub memory: u64,
+    pub scratch: u64,
     pub vmm_pid: Option<u32>,
 }
 
 /// The whole machine. What cannot be read counts as no bound.
-pub(crate) fn machine(layout: &Layout, commitments: &[Commitment]) -> Machine {
+pub(crate) fn machine(layout: &Layout, commitments: &[(VmId, Commitment)]) -> Machine {
+    let outstanding =
+        |(id, c): &(VmId, Commitment)| c.scratch.saturating_sub(allocated(&layout.vm(id).scratch()));
+    let scratch_outstanding = commitments.iter().map(outstanding).sum();
+    let commitments = commitments.iter().map(|(_, commitment)| commitment);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = field_kib(&meminfo, "MemTotal:").unwrap_or(u64::MAX);
     let available = field_kib(&meminfo, "MemAvailable:").unwrap_or(u64::MAX);
-    let resident = commitments.iter().filter_map(|c| c.vmm_pid).map(resident_bytes).sum();
+    let resident = commitments.clone().filter_map(|c| c.vmm_pid).map(resident_bytes).sum();
     let disk_available = rustix::fs::statvfs(layout.data())
         .map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize))
         .unwrap_or(u64::MAX);
@@ -31,12 +37,13 @@ pub(crate) fn machine(layout: &Layout, commitments: &[Commitment]) -> Machine {
     Machine {
         memory_total: total.min(limit),
         memory_available: available.min(limit.saturating_sub(used)),
-        memory_committed: commitments.iter().map(|c| c.memory).sum(),
+        memory_committed: commitments.clone().map(|c| c.memory).sum(),
         memory_resident: resident,
         cpus,
         disk_available,
+        scratch_outstanding,
         threads_available: threads_available(),
-        vms: u32::try_from(commitments.len()).unwrap_or(u32::MAX),
+        vms: u32::try_from(commitments.count()).unwrap_or(u32::MAX),
     }
 }
 
@@ -123,7 +130,9 @@ mod tests {
         let vm = layout.vm(&crate::VmId::from_random([1; 8]));
         let usage = of_vm(&vm, Some(std::process::id()));
         assert!(usage.resident_bytes > 1 << 20 && usage.private_bytes <= usage.resident_bytes);
-        let machine = machine(&layout, &[Commitment { memory: 5, vmm_pid: Some(std::process::id()) }]);
+        let commitment = Commitment { memory: 5, scratch: 7, vmm_pid: Some(std::process::id()) };
+        let machine = machine(&layout, &[(VmId::from_random([1; 8]), commitment)]);
+        assert_eq!(machine.scratch_outstanding, 7);
         assert_eq!((machine.memory_committed, machine.vms), (5, 1));
         assert!(machine.memory_resident > 1 << 20 && machine.memory_available <= machine.memory_total);
         assert!(machine.disk_available > 0 && machine.threads_available > 0);

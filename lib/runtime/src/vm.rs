@@ -10,18 +10,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::boot::{InitramfsCache, Kernel};
+use crate::guest::Channel;
 use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
 use crate::ledger::{self, Record};
 use crate::lifecycle::{Command, Deadline, Input, Phase, Remains, Times, VmmRemains};
-use crate::pins;
 use crate::ports::Published;
 use crate::process::Process;
-use crate::status::{AgentFacts, Event, NotEnforced, Outcome, Stage, StageName, State, VmStatus};
+use crate::status::{AgentFacts, EnforcedLimit, Event, NotEnforced, Outcome, State, VmStatus};
 use crate::vmm::{Driver, Machine};
 
 mod clean_up;
 mod prepare;
+mod record;
 mod steps;
 
 pub(crate) use steps::chain;
@@ -45,10 +46,10 @@ pub(crate) enum Message {
     Happened(Input),
     /// Disks, network and limits are there.
     Prepared(Box<Prepared>),
-    /// The VMM's process runs and waits.
-    Launched(Process),
+    /// The VMM's process runs and waits, under all limits but these.
+    Launched(Process, Vec<NotEnforced>),
     Attached(Arc<dyn Machine>),
-    Answered(Connection, AgentFacts),
+    Answered(Connection, AgentFacts, Channel),
     /// Forget the VM, if nothing of it runs.
     Remove(oneshot::Sender<Result<(), NotRemoved>>),
 }
@@ -67,6 +68,7 @@ pub(crate) struct Prepared {
     pub initramfs: std::path::PathBuf,
     pub ports: Vec<Published>,
     pub network: Option<crate::network::Network>,
+    pub limits: Vec<EnforcedLimit>,
     pub not_enforced: Vec<NotEnforced>,
 }
 
@@ -141,6 +143,7 @@ pub(crate) fn run(context: Arc<Context>, record: Record, beginning: Beginning, m
         vmm,
         network,
         machine: None,
+        channel: None,
         step: None,
         heartbeat: None,
         exit_watch: None,
@@ -169,6 +172,8 @@ struct Vm {
     vmm: Option<Process>,
     network: Option<Process>,
     machine: Option<Arc<dyn Machine>>,
+    /// Under the connection.
+    channel: Option<Channel>,
     /// The command that is under way; a new one ends the old one.
     step: Option<AbortOnDropHandle<()>>,
     heartbeat: Option<AbortOnDropHandle<()>>,
@@ -186,6 +191,7 @@ enum Next {
 impl Vm {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, commands: Vec<Command>) {
         if matches!(self.phase, Phase::Reconnecting) {
+            self.record.status.unreachable_since = Some(SystemTime::now());
             self.publish_again().await;
         }
         for command in commands {
@@ -215,11 +221,13 @@ impl Vm {
                 self.record.status.kernel = prepared.kernel.facts.clone();
                 self.ports = std::mem::take(&mut prepared.ports);
                 self.record.status.ports = self.ports.iter().map(|port| port.facts.clone()).collect();
+                self.record.status.limits = std::mem::take(&mut prepared.limits);
                 self.record.status.not_enforced = std::mem::take(&mut prepared.not_enforced);
                 self.prepared = Some(prepared);
                 return self.happened(Input::Prepared).await;
             }
-            Message::Launched(process) => {
+            Message::Launched(process, refused) => {
+                self.record.status.not_enforced.extend(refused);
                 self.record.stage = ledger::Stage::Booting { vmm: process.record().clone() };
                 self.record.status.vmm_pid = Some(process.pid());
                 self.vmm = Some(process.clone());
@@ -238,7 +246,8 @@ impl Vm {
                 }
                 return self.happened(Input::Spawned).await;
             }
-            Message::Answered(connection, agent) => {
+            Message::Answered(connection, agent, channel) => {
+                self.channel = Some(channel);
                 self.record.status.agent = Some(agent);
                 self.connection.send_replace(Some(connection.clone()));
                 let messages = self.messages.clone();
@@ -292,116 +301,6 @@ impl Vm {
             }
         }
         Next::GoOn
-    }
-
-    /// The ports of a VM that another owner started. One that is taken meanwhile is lost, the VM is not.
-    async fn publish_again(&mut self) {
-        for facts in std::mem::take(&mut self.record.status.ports) {
-            let Some(guest) = std::num::NonZeroU16::new(facts.guest) else { continue };
-            let port = crate::spec::PublishedPort { host: facts.host, guest };
-            match crate::ports::publish(port, self.connection.subscribe()).await {
-                Ok(published) => {
-                    self.record.status.ports.push(published.facts.clone());
-                    self.ports.push(published);
-                }
-                Err(error) => tracing::error!(vm = %self.id, %error, "a published port is lost"),
-            }
-        }
-    }
-
-    /// Facts that an input brings, whatever the phase.
-    fn note(&mut self, input: &Input) {
-        let stage = match (input, &self.phase) {
-            (Input::Start, Phase::Created) => {
-                self.began = Instant::now();
-                return;
-            }
-            (Input::Prepared, Phase::Preparing) => StageName::Prepared,
-            (Input::Spawned, Phase::Spawning) => StageName::Spawned,
-            (Input::Answered, Phase::Answering) => StageName::Answered,
-            (Input::Configured, Phase::Configuring) => StageName::Configured,
-            (Input::CopiedIn, Phase::CopyingIn) => StageName::MountsCopied,
-            (Input::MainStarted, Phase::StartingMain) => {
-                self.record.status.started = Some(SystemTime::now());
-                StageName::MainStarted
-            }
-            _ => return,
-        };
-        let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.record.status.stages.push(Stage { name: stage, milliseconds });
-    }
-
-    /// Puts into the record what the new phase makes true.
-    async fn keep(&mut self, before: &Phase) {
-        match &self.phase {
-            Phase::Running if matches!(before, Phase::StartingMain) => {
-                if let Some(vmm) = &self.vmm {
-                    self.record.stage = ledger::Stage::Running { vmm: vmm.record().clone() };
-                    self.write().await;
-                }
-            }
-            Phase::Draining { .. } | Phase::CleaningUp { .. } | Phase::Ending { .. } => {
-                self.deadlines.retain(|(deadline, _)| *deadline == Deadline::PowerOff);
-            }
-            Phase::Stopped { outcome } => {
-                self.record.status.outcome = Some(outcome.clone());
-                self.record.status.ended = Some(SystemTime::now());
-                self.record.status.vmm_pid = None;
-                self.record.stage = ledger::Stage::Stopped;
-                self.record.network = None;
-                self.record.cgroups.clear();
-                self.write().await;
-            }
-            Phase::Created
-            | Phase::Preparing
-            | Phase::Spawning
-            | Phase::Answering
-            | Phase::Configuring
-            | Phase::CopyingIn
-            | Phase::StartingMain
-            | Phase::Running
-            | Phase::Reconnecting
-            | Phase::StoppingMain
-            | Phase::ShuttingDown { .. }
-            | Phase::Abandoning { .. } => {}
-        }
-    }
-
-    /// Writes the record off the thread that all VMs share. An owner that cannot write goes on: what it could not write
-    /// is found by looking when the next one takes over.
-    async fn write(&self) {
-        let (layout, record) = (self.layout.clone(), self.record.clone());
-        let written = tokio::task::spawn_blocking(move || ledger::write(&layout, &record)).await;
-        if let Ok(Err(error)) = written {
-            tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "cannot keep a record");
-        }
-    }
-
-    fn publish(&mut self) {
-        self.record.status.state = self.phase.state();
-        if !matches!(self.phase, Phase::Stopped { .. }) {
-            self.record.status.outcome = None;
-        }
-        let status = Arc::new(self.record.status.clone());
-        self.status.send_replace(Arc::clone(&status));
-        // Nobody may be listening.
-        let _ = self.context.events.send(Event::Changed(status));
-    }
-
-    async fn remove(&mut self) -> Result<(), NotRemoved> {
-        match self.phase {
-            Phase::Created | Phase::Stopped { .. } => {
-                let (context, layout, id) = (Arc::clone(&self.context), self.layout.clone(), self.id.clone());
-                let blocking = tokio::task::spawn_blocking(move || {
-                    if let Err(error) = pins::unpin(&context.store, &id) {
-                        tracing::warn!(vm = %id, %error, "a disk stays pinned until the next start");
-                    }
-                    ledger::remove(&layout)
-                });
-                blocking.await.unwrap_or(Ok(())).map_err(NotRemoved::Ledger)
-            }
-            _ => Err(NotRemoved::Lives { state: self.phase.state() }),
-        }
     }
 }
 

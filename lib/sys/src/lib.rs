@@ -6,6 +6,7 @@ pub mod entropy;
 pub mod inherit;
 pub mod netlink;
 pub mod netns;
+pub mod readiness;
 pub mod signals;
 pub mod spawn;
 pub mod tap;

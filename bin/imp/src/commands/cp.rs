@@ -173,7 +173,8 @@ async fn into(
             streams::write(connection, open(&directory, owners), streams::Packed::Directory(source)).await
         }
         Placement::Entry { directory, name } => {
-            streams::write(connection, open(&directory, owners), streams::Packed::Entry { source, name }).await
+            streams::write(connection, open(&directory, owners), streams::Packed::Entry { source, name })
+                .await
         }
     }
 }

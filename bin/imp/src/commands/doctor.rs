@@ -46,7 +46,12 @@ impl From<Check> for Shown {
             Verdict::Degraded => State::Degraded,
             Verdict::Bad => State::Bad,
         };
-        Self { state, name: check.name, found: check.found, repair: Some(check.repair).filter(|repair| !repair.is_empty()) }
+        Self {
+            state,
+            name: check.name,
+            found: check.found,
+            repair: Some(check.repair).filter(|repair| !repair.is_empty()),
+        }
     }
 }
 
@@ -71,7 +76,12 @@ fn settings(context: &Context) -> Shown {
 
 fn guest_agent(context: &Context) -> Shown {
     let path = &context.settings.guest_agent;
-    let shown = |state, found: String, repair: Option<String>| Shown { name: "guest agent".to_owned(), state, found, repair };
+    let shown = |state, found: String, repair: Option<String>| Shown {
+        name: "guest agent".to_owned(),
+        state,
+        found,
+        repair,
+    };
     let repair = || Some("./dev setup, or set IMP_GUEST_AGENT to the file".to_owned());
     match Command::new(path).arg("--version").output() {
         Ok(output) if output.status.success() => {
@@ -115,7 +125,11 @@ fn engine(context: &Context) -> Vec<Shown> {
 fn render(format: Format, checks: &[Shown]) -> String {
     match format {
         Format::Json => output::json(&checks),
-        Format::Name => checks.iter().filter(|check| check.state != State::Good).map(|check| format!("{}\n", check.name)).collect(),
+        Format::Name => checks
+            .iter()
+            .filter(|check| check.state != State::Good)
+            .map(|check| format!("{}\n", check.name))
+            .collect(),
         Format::Table => {
             let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
             let mut text = String::new();
@@ -125,7 +139,11 @@ fn render(format: Format, checks: &[Shown]) -> String {
                     State::Degraded => output::colored_out(Color::Yellow, "less"),
                     State::Bad => output::colored_out(Color::Red, "BAD "),
                 };
-                text.push_str(&format!("{mark}  {:width$}  {}\n", check.name, output::printable(&check.found)));
+                text.push_str(&format!(
+                    "{mark}  {:width$}  {}\n",
+                    check.name,
+                    output::printable(&check.found)
+                ));
                 if let Some(repair) = &check.repair {
                     text.push_str(&format!("      {:width$}  repair: {repair}\n", ""));
                 }
@@ -143,10 +161,18 @@ mod tests {
     fn a_failed_check_shows_the_command_that_repairs_it() {
         let checks = [
             Shown { name: "kvm".into(), state: State::Degraded, found: "no /dev/kvm".into(), repair: None },
-            Shown { name: "qemu".into(), state: State::Bad, found: "not found".into(), repair: Some("apt-get install qemu-system-x86".into()) },
+            Shown {
+                name: "qemu".into(),
+                state: State::Bad,
+                found: "not found".into(),
+                repair: Some("apt-get install qemu-system-x86".into()),
+            },
         ];
         let table = render(Format::Table, &checks);
-        assert!(table.contains("BAD   qemu  not found\n            repair: apt-get install qemu-system-x86\n"), "{table}");
+        assert!(
+            table.contains("BAD   qemu  not found\n            repair: apt-get install qemu-system-x86\n"),
+            "{table}"
+        );
         assert_eq!(render(Format::Name, &checks), "kvm\nqemu\n");
         let json: serde_json::Value = serde_json::from_str(&render(Format::Json, &checks)).unwrap();
         assert_eq!(json[1]["state"], "bad");

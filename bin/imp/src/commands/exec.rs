@@ -153,7 +153,9 @@ fn conclude(end: End) -> anyhow::Result<u8> {
                 Exit::NotStarted { reason, .. } => {
                     output::complain(&format!("the program could not be started: {reason}"));
                 }
-                Exit::Signal { timed_out: true, .. } => output::warn("the program was killed: its time was up"),
+                Exit::Signal { timed_out: true, .. } => {
+                    output::warn("the program was killed: its time was up")
+                }
                 Exit::Signal { out_of_memory: true, .. } => {
                     output::warn("the program was killed: it ran out of memory");
                 }

@@ -3,7 +3,9 @@
 use std::time::SystemTime;
 
 use clap::Args;
-use imp_runtime::status::{DriverFacts, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome, Stage, VmStatus};
+use imp_runtime::status::{
+    DriverFacts, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome, Stage, VmStatus,
+};
 use serde::Serialize;
 
 use crate::commands::ps;

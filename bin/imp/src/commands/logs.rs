@@ -70,7 +70,12 @@ impl Printer {
     }
 }
 
-fn write(stream: &mut impl Write, entry: &LogEntry, stamps: bool, within_line: &mut bool) -> std::io::Result<()> {
+fn write(
+    stream: &mut impl Write,
+    entry: &LogEntry,
+    stamps: bool,
+    within_line: &mut bool,
+) -> std::io::Result<()> {
     if !stamps {
         stream.write_all(&entry.data)?;
         return stream.flush();

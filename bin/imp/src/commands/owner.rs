@@ -89,7 +89,10 @@ impl Stop {
     fn run(self, context: &Context) -> Outcome {
         context.block_on(async {
             let Some(owner) = start::find(&context.settings.layout).await? else { return Ok(0) };
-            owner.hand_over().await.context("the owner did not hand over; it can be killed, its VMs go on")?;
+            owner
+                .hand_over()
+                .await
+                .context("the owner did not hand over; it can be killed, its VMs go on")?;
             Ok(0)
         })?
     }

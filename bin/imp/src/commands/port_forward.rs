@@ -99,7 +99,8 @@ async fn forward(stream: TcpStream, connection: Connection, port: NonZeroU16) ->
     let open = OpenPort { port: port.get().into(), address: String::new() };
     inputs.send(ForwardInput { input: Some(forward_input::Input::Open(open)) }).await?;
     let mut client = PortsClient::new(connection);
-    let outputs = client.forward(ReceiverStream::new(input)).await.map_err(|status| refused(&status))?.into_inner();
+    let outputs =
+        client.forward(ReceiverStream::new(input)).await.map_err(|status| refused(&status))?.into_inner();
     let out = tokio::spawn(to_guest(read, inputs));
     let result = from_guest(outputs, write).await;
     out.abort();
@@ -115,9 +116,9 @@ async fn to_guest(mut read: OwnedReadHalf, inputs: mpsc::Sender<ForwardInput>) {
     loop {
         let input = match read.read(&mut buffer).await {
             Ok(0) | Err(_) => forward_input::Input::ShutDownWrite(CloseStdin {}),
-            Ok(read) => {
-                forward_input::Input::Data(bytes::Bytes::copy_from_slice(buffer.get(..read).unwrap_or_default()))
-            }
+            Ok(read) => forward_input::Input::Data(bytes::Bytes::copy_from_slice(
+                buffer.get(..read).unwrap_or_default(),
+            )),
         };
         let last = matches!(input, forward_input::Input::ShutDownWrite(_));
         if inputs.send(ForwardInput { input: Some(input) }).await.is_err() {

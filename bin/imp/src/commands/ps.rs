@@ -88,7 +88,8 @@ fn status(vm: &VmStatus, now: SystemTime) -> String {
 }
 
 impl Row for Shown {
-    const HEADINGS: &'static [&'static str] = &["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS", "PORTS"];
+    const HEADINGS: &'static [&'static str] =
+        &["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS", "PORTS"];
 
     fn cells(&self) -> Vec<String> {
         let command = self.command.join(" ");

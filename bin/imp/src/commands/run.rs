@@ -58,11 +58,11 @@ impl Run {
         let config: ImageConfig = store.inspect(&taken)?;
         let display = crate::progress::Display::new(detail);
         let base = store.base_disk(&taken, &[], &display)?;
-        let spec = self.spec(context, &config, BaseDisk {
-            image: image.to_owned(),
-            key: base.key.to_string(),
-            path: base.path.clone(),
-        })?;
+        let spec = self.spec(
+            context,
+            &config,
+            BaseDisk { image: image.to_owned(), key: base.key.to_string(), path: base.path.clone() },
+        )?;
         Ok(Prepared { spec, _base: base })
     }
 
@@ -93,13 +93,24 @@ impl Run {
     }
 
     fn mounts(&self) -> anyhow::Result<Vec<CopiedMount>> {
-        let written = self.volumes.iter().map(|volume| &volume.0).chain(self.mounts.iter().map(|mount| &mount.0));
+        let written =
+            self.volumes.iter().map(|volume| &volume.0).chain(self.mounts.iter().map(|mount| &mount.0));
         written
-            .map(|mount| Ok(CopiedMount { source: absolute(&mount.source, "what is to be copied in,")?, ..mount.clone() }))
+            .map(|mount| {
+                Ok(CopiedMount {
+                    source: absolute(&mount.source, "what is to be copied in,")?,
+                    ..mount.clone()
+                })
+            })
             .collect()
     }
 
-    async fn run_vm(&self, context: &Context, prepared: Prepared, mut timings: Timings) -> anyhow::Result<u8> {
+    async fn run_vm(
+        &self,
+        context: &Context,
+        prepared: Prepared,
+        mut timings: Timings,
+    ) -> anyhow::Result<u8> {
         let owner = context.owner().await?;
         timings.stage("owner");
         let vm = owner.create(&prepared.spec).await?;
@@ -159,11 +170,16 @@ impl Run {
                 Ok(end) => end,
                 // Input that was on its way may be lost with the owner; output is not: the guest keeps it.
                 Err(error) if is_lost(&error) && !self.interactive => {
-                    owner = tokio::time::timeout(OWNER_CHANGES, context.owner()).await.unwrap_or(Err(error))?;
+                    owner =
+                        tokio::time::timeout(OWNER_CHANGES, context.owner()).await.unwrap_or(Err(error))?;
                     program = Program::Main(owner.attach(vm.id.as_str(), self.attachment(offset)).await?);
                     continue;
                 }
-                Err(error) => return Err(error.context(format!("lost sight of {}; it may still run: see `imp ps`", vm.name))),
+                Err(error) => {
+                    return Err(
+                        error.context(format!("lost sight of {}; it may still run: see `imp ps`", vm.name))
+                    );
+                }
             };
             return self.conclude(&owner, vm, end).await;
         }
@@ -176,7 +192,9 @@ impl Run {
                     output::complain(&format!("the program could not be started: {reason}"));
                 }
                 if let Exit::Signal { out_of_memory: true, .. } = exit {
-                    output::warn("the program was killed because the guest ran out of memory; give it more with -m");
+                    output::warn(
+                        "the program was killed because the guest ran out of memory; give it more with -m",
+                    );
                 }
                 Ok(exit.code())
             }
@@ -235,6 +253,12 @@ pub(crate) fn explain(status: &VmStatus) {
         Some(VmOutcome::NotStarted { why, .. }) => {
             output::complain(&format!("{}: the program could not be started: {why}", status.name));
         }
-        Some(VmOutcome::Exited { .. } | VmOutcome::Signalled { .. } | VmOutcome::Killed | VmOutcome::PoweredOff) | None => {}
+        Some(
+            VmOutcome::Exited { .. }
+            | VmOutcome::Signalled { .. }
+            | VmOutcome::Killed
+            | VmOutcome::PoweredOff,
+        )
+        | None => {}
     }
 }

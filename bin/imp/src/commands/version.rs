@@ -35,8 +35,16 @@ impl Version {
         let build = context.build()?;
         let owner = context.block_on(async {
             let Some(owner) = start::find(&context.settings.layout).await? else { return anyhow::Ok(None) };
-            let identity = owner.identify().await?;
-            Ok(Some(Owner { same_build: identity.build == build, version: identity.version, pid: identity.pid }))
+            let identity = match owner.identify().await {
+                // It ended while it was asked.
+                Err(imp_embedded::client::Error::Lost(_)) => return Ok(None),
+                identity => identity?,
+            };
+            Ok(Some(Owner {
+                same_build: identity.build == build,
+                version: identity.version,
+                pid: identity.pid,
+            }))
         })??;
         let shown = Shown { version: env!("CARGO_PKG_VERSION"), owner };
         output::print(&match self.output {

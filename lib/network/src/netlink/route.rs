@@ -28,6 +28,7 @@ const RTM_GETNEIGH: u16 = 30;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
 const IFLA_NET_NS_FD: u16 = 28;
@@ -51,6 +52,7 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NUD_PERMANENT: u16 = 0x80;
 const IFF_UP: u32 = 1;
+const IF_OPER_UP: u8 = 6;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
@@ -70,6 +72,7 @@ pub(crate) struct FoundLink {
     pub(crate) mac: Option<Mac>,
     pub(crate) mtu: u32,
     pub(crate) up: bool,
+    pub(crate) operational: bool,
     pub(crate) alias: Option<String>,
 }
 
@@ -140,6 +143,11 @@ impl Routing {
 
     pub(crate) fn index_of(&mut self, name: &str) -> Result<Option<u32>, NetlinkError> {
         Ok(self.links()?.into_iter().find(|link| link.name == name).map(|link| link.index))
+    }
+
+    /// Whether the device is up and so is what it leads to.
+    pub(crate) fn passes_packets(&mut self, name: &str) -> Result<bool, NetlinkError> {
+        Ok(self.links()?.iter().any(|link| link.name == name && link.operational))
     }
 
     /// Makes two devices that are each other's far end, `far` in another namespace.
@@ -276,6 +284,7 @@ fn read_link(body: &[u8]) -> Option<FoundLink> {
         mac: None,
         mtu: 0,
         up: number_at(header, 8)? & IFF_UP != 0,
+        operational: false,
         alias: None,
     };
     for (kind, value) in attributes(body.get(LINK_HEADER..)?) {
@@ -283,6 +292,7 @@ fn read_link(body: &[u8]) -> Option<FoundLink> {
             IFLA_IFNAME => link.name = text(value),
             IFLA_ADDRESS => link.mac = value.try_into().ok().map(Mac),
             IFLA_MTU => link.mtu = number_at(value, 0)?,
+            IFLA_OPERSTATE => link.operational = value == [IF_OPER_UP],
             IFLA_IFALIAS => link.alias = Some(text(value)),
             IFLA_LINKINFO => link.kind = read_kind(value),
             _ => {}

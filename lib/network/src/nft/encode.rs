@@ -269,6 +269,10 @@ impl Expressions {
                 self.mask(&mask_of(address.len(), *prefix));
                 self.compare(NFT_CMP_EQ, address);
             }
+            Test::NotWithin(address, prefix) => {
+                self.mask(&mask_of(address.len(), *prefix));
+                self.compare(NFT_CMP_NEQ, address);
+            }
             Test::AnyOf(bits) => {
                 self.mask(&bits.to_ne_bytes());
                 self.compare(NFT_CMP_NEQ, &[0; 4]);

@@ -11,7 +11,7 @@ pub use model::{
     Action, Chain, ChainShape, Element, Family, Field, Hook, KeyPart, Match, Policy, Rule, Set, Table,
     TableId, TableShape, Test,
 };
-pub(crate) use read::{elements, tables_named};
+pub(crate) use read::{dropping_forward_chains, elements, tables_named};
 
 use rustix::net::netlink;
 

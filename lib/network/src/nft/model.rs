@@ -1,7 +1,7 @@
 //! Tables, chains, rules and sets, as far as this project uses them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
@@ -109,6 +109,7 @@ pub enum Test {
     IsNot(Vec<u8>),
     /// The value and its first so many bits.
     Within(Vec<u8>, u8),
+    NotWithin(Vec<u8>, u8),
     Between(Vec<u8>, Vec<u8>),
     /// At least one of these bits.
     AnyOf(u32),
@@ -309,6 +310,19 @@ impl Rule {
         }
     }
 
+    /// A source outside of `net`, of the IP version of `net`.
+    pub fn source_outside(self, net: IpNet) -> Self {
+        let field = match net {
+            IpNet::V4(_) => Field::Source4,
+            IpNet::V6(_) => Field::Source6,
+        };
+        let network = match net.network() {
+            IpAddr::V4(a) => a.octets().to_vec(),
+            IpAddr::V6(a) => a.octets().to_vec(),
+        };
+        self.family_of(net).with(field, Test::NotWithin(network, net.prefix_len()))
+    }
+
     /// The IP version of `net`.
     pub fn family_of(self, net: IpNet) -> Self {
         match net {
@@ -355,6 +369,11 @@ impl Rule {
     /// Part of, or related to, a connection that was let through before.
     pub fn established(self) -> Self {
         self.with(Field::ConnectionState, Test::AnyOf(0b110))
+    }
+
+    /// Part of no connection, nor the beginning of one.
+    pub fn of_no_connection(self) -> Self {
+        self.with(Field::ConnectionState, Test::AnyOf(0b1))
     }
 
     /// Of a connection whose destination was translated.
@@ -427,13 +446,6 @@ impl Set {
     /// The key's bytes.
     pub(super) fn key_length(parts: &[KeyPart]) -> u32 {
         parts.iter().map(|part| if *part == KeyPart::Ipv6 { 16 } else { 4 }).sum()
-    }
-}
-
-/// The IP version's name of an address's set key.
-impl From<Ipv6Addr> for Element {
-    fn from(address: Ipv6Addr) -> Self {
-        Self::default().address(address.into())
     }
 }
 

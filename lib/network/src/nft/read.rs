@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::encode::message;
 use super::kernel::{
-    NFNL_SUBSYS_NFTABLES, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFT_MSG_GETSET, NFT_MSG_GETSETELEM,
-    NFT_MSG_GETTABLE, NFT_MSG_NEWCHAIN, NFT_MSG_NEWRULE, NFT_MSG_NEWSET, NFT_MSG_NEWSETELEM,
-    NFT_MSG_NEWTABLE, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_CHAIN_POLICY, NFTA_CHAIN_TABLE, NFTA_CHAIN_TYPE,
-    NFTA_DATA_VALUE, NFTA_HOOK_DEV, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_RULE_CHAIN, NFTA_RULE_TABLE,
-    NFTA_RULE_USERDATA, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_LIST_ELEMENTS,
-    NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_NAME, NFTA_SET_TABLE, NFTA_TABLE_NAME,
-    NFTNL_UDATA_RULE_COMMENT,
+    NF_DROP, NFNL_SUBSYS_NFTABLES, NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6, NFT_MSG_GETCHAIN,
+    NFT_MSG_GETRULE, NFT_MSG_GETSET, NFT_MSG_GETSETELEM, NFT_MSG_GETTABLE, NFT_MSG_NEWCHAIN, NFT_MSG_NEWRULE,
+    NFT_MSG_NEWSET, NFT_MSG_NEWSETELEM, NFT_MSG_NEWTABLE, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME,
+    NFTA_CHAIN_POLICY, NFTA_CHAIN_TABLE, NFTA_CHAIN_TYPE, NFTA_DATA_VALUE, NFTA_HOOK_DEV, NFTA_HOOK_HOOKNUM,
+    NFTA_HOOK_PRIORITY, NFTA_RULE_CHAIN, NFTA_RULE_TABLE, NFTA_RULE_USERDATA, NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_TABLE,
+    NFTA_SET_NAME, NFTA_SET_TABLE, NFTA_TABLE_NAME, NFTNL_UDATA_RULE_COMMENT,
 };
 use super::model::{ChainShape, Element, Family, TableId, TableShape};
 use crate::netlink::{Message, NetlinkError, Socket, attributes};
@@ -58,6 +58,28 @@ fn shape(socket: &mut Socket, table: &TableId) -> Result<TableShape, NetlinkErro
         }
     }
     Ok(shape)
+}
+
+/// Chains of other tables that everything forwarded comes through and that drop what none of their rules accepts:
+/// family, table and chain, as `nft` is told them.
+pub(crate) fn dropping_forward_chains(socket: &mut Socket, own: &str) -> Result<Vec<String>, NetlinkError> {
+    const NF_INET_FORWARD: u32 = 2;
+    let mut found = Vec::new();
+    for (family, name) in [(NFPROTO_INET, "inet"), (NFPROTO_IPV4, "ip"), (NFPROTO_IPV6, "ip6")] {
+        let request = Message {
+            kind: NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETCHAIN,
+            flags: 0,
+            body: vec![family, 0, 0, 0],
+        };
+        for chain in list(socket, NFT_MSG_NEWCHAIN, request)? {
+            let table = text(&chain, NFTA_CHAIN_TABLE).unwrap_or_default();
+            let hook = find(&chain, NFTA_CHAIN_HOOK).map(|hook| number(hook, NFTA_HOOK_HOOKNUM));
+            if hook == Some(NF_INET_FORWARD) && number(&chain, NFTA_CHAIN_POLICY) == NF_DROP && table != own {
+                found.push(format!("{name} {table} {}", text(&chain, NFTA_CHAIN_NAME).unwrap_or_default()));
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The elements of one of our sets or maps.

@@ -58,8 +58,10 @@ fn value(field: Field, test: &Test) -> String {
         Test::Is(bytes) => bytes_of(field, bytes),
         Test::IsNot(bytes) => format!("!= {}", bytes_of(field, bytes)),
         Test::Within(bytes, prefix) => format!("{}/{prefix}", bytes_of(field, bytes)),
+        Test::NotWithin(bytes, prefix) => format!("!= {}/{prefix}", bytes_of(field, bytes)),
         Test::Between(first, last) => format!("{}-{}", bytes_of(field, first), bytes_of(field, last)),
         Test::AnyOf(6) if field == Field::ConnectionState => "established,related".to_owned(),
+        Test::AnyOf(1) if field == Field::ConnectionState => "invalid".to_owned(),
         Test::AnyOf(32) if field == Field::ConnectionStatus => "dnat".to_owned(),
         Test::AnyOf(bits) => format!("{bits:#x}"),
     }

@@ -38,6 +38,7 @@ pub fn steps(wanted: &Wanted, seen: &Seen) -> Result<Vec<Step>, Conflict> {
         fit(&mut steps, &place, &side.links, &there.links);
     }
     fit(&mut steps, &Place::Host, &wanted.host.links, &seen.host.links);
+    await_carriers(&mut steps, wanted);
     elements(&mut steps, &wanted.host, &seen.host);
     Ok(steps)
 }
@@ -159,6 +160,20 @@ fn fit(steps: &mut Vec<Step>, place: &Place, wanted: &Links, seen: &Links) {
     for route in &wanted.routes {
         if remade.contains(&route.device) || !seen.routes.contains(route) {
             steps.push(Step::AddRoute { place: place.clone(), route: route.clone() });
+        }
+    }
+}
+
+/// Of uplinks of which an end was touched.
+fn await_carriers(steps: &mut Vec<Step>, wanted: &Wanted) {
+    for (vm, uplink) in &wanted.uplinks {
+        let ends = [(Place::Host, uplink.clone()), (Place::Vm(vm.clone()), DeviceName::uplink())];
+        let touched = steps.iter().any(|step| match step {
+            Step::SetDevice { place, device, .. } => ends.contains(&(place.clone(), device.clone())),
+            _ => false,
+        });
+        if touched {
+            steps.extend(ends.map(|(place, device)| Step::AwaitCarrier { place, device }));
         }
     }
 }

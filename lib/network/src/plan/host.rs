@@ -86,7 +86,7 @@ pub(super) fn table(site: &Site, vms: &BTreeMap<VmName, VmNetwork>) -> Table {
         id: id(&site.name),
         sets: sets(vms),
         chains: vec![
-            chain("early", Hook::Early, early(&uplinks)),
+            chain("early", Hook::Early, early(site, &uplinks)),
             chain("published_in", Hook::NatIn, published()),
             chain("published_local", Hook::NatLocal, published()),
             chain("input", Hook::Input, input(&uplinks)),
@@ -101,9 +101,16 @@ fn chain(name: &'static str, hook: Hook, rules: Vec<Rule>) -> Chain {
     Chain { name, hook, policy: Policy::Accept, rules }
 }
 
-fn early(uplinks: &str) -> Vec<Rule> {
+fn early(site: &Site, uplinks: &str) -> Vec<Rule> {
     let loopback = IpNet::V4(Ipv4Net::new_assert([127, 0, 0, 0].into(), 8));
-    vec![Rule::new("no VM reaches the host's loopback", Action::Drop).from_any(uplinks).destination(loopback)]
+    let mut rules = vec![
+        Rule::new("no VM reaches the host's loopback", Action::Drop).from_any(uplinks).destination(loopback),
+    ];
+    let pools = [Some(IpNet::V4(site.pool.ipv4())), site.pool.ipv6().map(IpNet::V6)];
+    rules.extend(pools.into_iter().flatten().map(|pool| {
+        Rule::new("VMs speak from leased addresses", Action::Drop).from_any(uplinks).source_outside(pool)
+    }));
+    rules
 }
 
 fn published() -> Vec<Rule> {

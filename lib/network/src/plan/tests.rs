@@ -56,6 +56,7 @@ fn an_open_policy_lets_all_out_but_metadata() {
         rules(&one(|_| {}), Family::Inet, "forward"),
         [
             "ct state established,related accept",
+            "ct state invalid drop",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 169.254.0.0/16 reject",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 168.63.129.16 reject",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 100.100.100.200 reject",
@@ -82,9 +83,9 @@ fn a_closed_policy_lists_what_opens_and_refuses_the_rest() {
         ]);
         vm.egress.refuse = vec!["10.1.2.0/24".parse().unwrap()];
     });
-    // The first five are as above. Without IPv6 its networks are not spoken of.
+    // The first six are as above. Without IPv6 its networks are not spoken of.
     assert_eq!(
-        rules(&wanted, Family::Inet, "forward")[5..],
+        rules(&wanted, Family::Inet, "forward")[6..],
         [
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 10.1.2.0/24 reject",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 10.0.0.0/8 meta l4proto tcp th dport 80 accept",
@@ -219,6 +220,9 @@ fn carry_out(seen: &mut Seen, step: &Step, wanted: &Wanted) {
         Step::SetDevice { place, device, mac, mtu, alias } => {
             let device = side(seen, place).links.devices.get_mut(device).unwrap();
             (device.mac, device.mtu, device.up, device.alias) = (*mac, *mtu, true, alias.clone());
+        }
+        Step::AwaitCarrier { place, device } => {
+            assert!(side(seen, place).links.devices[device].up, "nothing takes the device up");
         }
         Step::AddAddress { place, device, address } => {
             side(seen, place).links.devices.get_mut(device).unwrap().addresses.insert(*address);

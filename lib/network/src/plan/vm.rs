@@ -204,7 +204,11 @@ fn forward(vm: &VmNetwork) -> Vec<Rule> {
     let (tap, uplink) = (DeviceName::tap(), DeviceName::uplink());
     let speaks = |net: &IpNet| matches!(net, IpNet::V4(_)) || vm.guest.address6().is_some();
     let out = |why, action| Rule::new(why, action).from(&tap).to(&uplink);
-    let mut rules = vec![Rule::new("answers", Action::Accept).established()];
+    let mut rules = vec![
+        Rule::new("answers", Action::Accept).established(),
+        // They are not translated: outside they would be seen with the guest's own address.
+        Rule::new("packets of no connection", Action::Drop).of_no_connection(),
+    ];
     for net in always_refused().into_iter().filter(speaks) {
         rules.push(out("metadata and link-local", Action::Reject).destination(net));
     }

@@ -1,8 +1,8 @@
 //! Nothing stays behind: not after an orderly end, not after a crash.
 
-use imp_network::Networks;
 use imp_network::egress::Egress;
 use imp_network::spec::{Outside, Publish, PublishOn, Transport};
+use imp_network::{Networks, obstacles};
 
 use crate::world::guest::Guest;
 use crate::world::{HOST, SERVER, at, inventory, ip, nft, on_own_host};
@@ -11,7 +11,7 @@ use crate::world::{HOST, SERVER, at, inventory, ip, nft, on_own_host};
 fn a_made_network_needs_nothing_more_and_goes_without_a_trace() {
     on_own_host(Outside::Masquerade, |world| {
         nft("add table inet foreign");
-        nft("add chain inet foreign forward { type filter hook forward priority 10 ; policy accept ; }");
+        nft("add chain inet foreign forward { type filter hook forward priority 10 ; policy drop ; }");
         nft("add rule inet foreign forward ip daddr 192.0.2.99 counter drop");
         let networks = world.networks();
         let before = inventory(world);
@@ -27,6 +27,7 @@ fn a_made_network_needs_nothing_more_and_goes_without_a_trace() {
         networks.connect(world.vm("b", Egress::open())).unwrap();
         assert_eq!(networks.pending().unwrap(), []);
         assert_eq!(nft("list table inet foreign"), foreign);
+        assert_eq!(obstacles(&world.site.name).unwrap(), ["inet foreign forward"]);
         networks.disconnect(&vm.vm).unwrap();
         networks.disconnect(&vm.vm).unwrap();
         assert_eq!(networks.pending().unwrap(), []);

@@ -1,5 +1,12 @@
 //! Networks of VMs on a real kernel. Each test has a host of its own; all need root, iproute2 and nftables.
 
+#![expect(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "what a test did not expect ends it, in its helpers too"
+)]
+
 mod filters;
 mod leftovers;
 mod listing;

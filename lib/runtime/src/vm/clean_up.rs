@@ -31,6 +31,7 @@ impl Vm {
         self.exit_watch = None;
         self.prepared = None;
         self.connection.send_replace(None);
+        self.channel = None;
         self.log = None;
         self.ports.clear();
         if let Phase::CleaningUp { outcome: Outcome::Failed { console, .. } } = &mut self.phase {

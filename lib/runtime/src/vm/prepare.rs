@@ -93,12 +93,13 @@ fn prepare_blocking(
     ledger::remove_directory(layout.runtime())?;
     make_private(layout.runtime())?;
     imp_storage::disk::create_scratch(&layout.scratch(), spec.scratch.bytes()).map_err(Error::Scratch)?;
-    let groups = cgroup::make(id, &limits(spec, context.driver.overhead_bytes()));
+    let mut groups = cgroup::make(id, &limits(spec, context.driver.overhead_bytes()));
     let network = network_of(spec, id, layout)?;
     if let Some(network) = &network {
-        cgroup::enter(&groups.directories, network.process.pid());
+        groups.not_enforced.extend(cgroup::enter(&groups.directories, network.process.pid()));
     }
-    Ok(Prepared { kernel, initramfs, ports, network, not_enforced: groups.not_enforced })
+    let cgroup::Groups { enforced, not_enforced, .. } = groups;
+    Ok(Prepared { kernel, initramfs, ports, network, limits: enforced, not_enforced })
 }
 
 fn check(spec: &VmSpec) -> Result<(), Error> {

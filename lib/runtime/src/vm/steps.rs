@@ -79,15 +79,15 @@ impl Vm {
             channel: CHANNEL.to_owned(),
         };
         let (context, layout) = (Arc::clone(&self.context), self.layout.clone());
-        let (cgroups, messages) = (self.record.cgroups.clone(), self.messages.clone());
+        // Only those that could be made: what refused to be made has been told of.
+        let cgroups = self.record.cgroups.iter().filter(|group| group.is_dir()).cloned().collect::<Vec<_>>();
+        let messages = self.messages.clone();
         // Not ended half way: what has been started must be known.
         tokio::task::spawn_blocking(move || {
             let message = match context.driver.spawn(&boot, &layout) {
                 Ok(process) => {
-                    for refused in cgroup::enter(&cgroups, process.pid()) {
-                        tracing::debug!(limit = refused.limit, why = refused.why, "a limit was not enforced");
-                    }
-                    Message::Launched(process)
+                    let refused = cgroup::enter(&cgroups, process.pid());
+                    Message::Launched(process, refused)
                 }
                 Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
             };
@@ -112,7 +112,7 @@ impl Vm {
         let messages = self.messages.clone();
         self.step = Some(spawn(async move {
             let message = match guest::greet(machine.as_ref()).await {
-                Ok((connection, agent)) => Message::Answered(connection, agent),
+                Ok((connection, agent, channel)) => Message::Answered(connection, agent, channel),
                 Err(error) => Message::Happened(Input::Failed(setup(&error))),
             };
             let _ = messages.send(message);
@@ -123,6 +123,8 @@ impl Vm {
     fn reconnect(&mut self) {
         self.connection.send_replace(None);
         self.heartbeat = None;
+        // Whoever still uses the old channel would keep it: a VMM serves one client at a time.
+        self.channel = None;
         if self.machine.is_some() {
             return self.greet();
         }
@@ -227,6 +229,21 @@ impl Vm {
                 let _ = messages.send(Message::Happened(input));
             }
         }));
+    }
+
+    /// The ports of a VM that another owner started. One that is taken meanwhile is lost, the VM is not.
+    pub(super) async fn publish_again(&mut self) {
+        for facts in std::mem::take(&mut self.record.status.ports) {
+            let Some(guest) = std::num::NonZeroU16::new(facts.guest) else { continue };
+            let port = crate::spec::PublishedPort { host: facts.host, guest };
+            match crate::ports::publish(port, self.connection.subscribe()).await {
+                Ok(published) => {
+                    self.record.status.ports.push(published.facts.clone());
+                    self.ports.push(published);
+                }
+                Err(error) => tracing::error!(vm = %self.id, %error, "a published port is lost"),
+            }
+        }
     }
 
     /// The record as it must be before anything of the VM exists.

@@ -4,6 +4,9 @@
 //! Driver::spawn ─► a process that waits ─► Driver::attach ─► Machine: the guest boots
 //!                  (recorded, limited)     (also for a machine that an earlier owner started)
 //! ```
+//!
+//! What only a machine that is attached to can do (pausing, say) is a method of [`Machine`]; what only one driver can do
+//! is asked of [`Driver`] first.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,10 +26,6 @@ pub(crate) mod qemu;
 /// Starts machines and takes them over.
 pub(crate) trait Driver: Send + Sync {
     fn facts(&self) -> &DriverFacts;
-
-    /// What this driver can do beyond running a machine.
-    #[expect(dead_code, reason = "asked before a snapshot, which nothing takes yet")]
-    fn capabilities(&self) -> &'static [Capability];
 
     /// The program that is started; with the argument that `mark` gives, it is recognised among all processes.
     fn program(&self) -> &Path;
@@ -56,21 +55,8 @@ pub(crate) trait Machine: Send + Sync {
     /// A new byte stream to the guest's agent; there is one at a time.
     fn connect_channel(&self) -> BoxFuture<'_, Result<UnixStream, Error>>;
 
-    #[expect(dead_code, reason = "a machine is paused for its snapshot, which nothing takes yet")]
-    fn pause(&self) -> BoxFuture<'_, Result<(), Error>>;
-
-    #[expect(dead_code, reason = "as `pause`")]
-    fn resume(&self) -> BoxFuture<'_, Result<(), Error>>;
-
     /// Waits for the end of the process, whatever ends it, and until its console is written down.
     fn ended(&self) -> BoxFuture<'_, VmmEnd>;
-}
-
-/// What a driver may be able to do beyond running a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Capability {
-    /// Stop and continue the processors.
-    Pause,
 }
 
 /// Everything a machine boots from.
@@ -135,6 +121,8 @@ pub(crate) enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("cannot hold the channel to the guest")]
+    Channel(#[source] io::Error),
     #[error("cannot open {}", path.display())]
     Open {
         path: PathBuf,

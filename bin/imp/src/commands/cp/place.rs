@@ -15,7 +15,11 @@ use tonic::Code;
 use super::Links;
 use super::plan::{Destination, Kind, Source};
 
-pub(super) async fn source_in_vm(connection: &Connection, path: &OsStr, links: Links) -> anyhow::Result<Source> {
+pub(super) async fn source_in_vm(
+    connection: &Connection,
+    path: &OsStr,
+    links: Links,
+) -> anyhow::Result<Source> {
     let kind = kind_in_vm(connection, Path::new(path), links).await?;
     anyhow::ensure!(kind != Kind::Absent, "{} does not exist in the VM", Path::new(path).display());
     let name = Path::new(path).file_name().unwrap_or_default().to_owned();

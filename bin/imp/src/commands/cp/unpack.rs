@@ -11,8 +11,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod, futimens,
-    linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod,
+    futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -31,13 +31,21 @@ const MOST_DIRECTORIES: usize = 1 << 18;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("cannot open {path}")]
-    Top { path: PathBuf, #[source] source: io::Error },
+    Top {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the archive from the VM is broken")]
     Archive(#[source] io::Error),
     #[error("the archive from the VM has a member {0:?}, which would leave the directory it goes to")]
     Leaves(PathBuf),
     #[error("cannot write {path}")]
-    Member { path: PathBuf, #[source] source: io::Error },
+    Member {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the archive from the VM should hold one file and holds {0:?}")]
     NotOne(PathBuf),
 }
@@ -116,7 +124,9 @@ impl<R: Read> Read for Bounded<'_, R> {
         let read = self.inner.read(buffer)?;
         let left = self.allowance.get();
         if left != u64::MAX {
-            let left = left.checked_sub(read as u64).ok_or_else(|| io::Error::other("a name or record is too long"))?;
+            let left = left
+                .checked_sub(read as u64)
+                .ok_or_else(|| io::Error::other("a name or record is too long"))?;
             self.allowance.set(left);
         }
         Ok(read)
@@ -161,7 +171,8 @@ impl Unpacker {
                 clear(&parent, name).map_err(failed)?;
                 let file = openat(&parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(failed)?;
                 let mut file = std::fs::File::from(file);
-                io::copy(entry, &mut file).map_err(|source| Error::Member { path: path.to_owned(), source })?;
+                io::copy(entry, &mut file)
+                    .map_err(|source| Error::Member { path: path.to_owned(), source })?;
                 set(&file, attributes).map_err(failed)?;
             }
             EntryType::Symlink => {
@@ -298,8 +309,10 @@ mod tests {
             let bytes = archive.into_inner().unwrap();
             let result = unpack(bytes.as_slice(), &self.inside(), None, Owners::TheCopiers);
             assert_eq!(std::fs::read_to_string(self.outside.path().join("secret")).unwrap(), "untouched");
-            let mut beside: Vec<_> =
-                std::fs::read_dir(self.outside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            let mut beside: Vec<_> = std::fs::read_dir(self.outside.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+                .collect();
             beside.sort();
             assert_eq!(beside, ["inside", "secret"]);
             result

@@ -28,7 +28,8 @@ impl Pull {
         let detail = if self.quiet { Detail::Quiet } else { Detail::Shown };
         for name in &self.images {
             let reference: Reference = name.parse()?;
-            let image = source::pull(&store, &reference, PullPolicy::Always, detail).with_context(|| name.clone())?;
+            let image =
+                source::pull(&store, &reference, PullPolicy::Always, detail).with_context(|| name.clone())?;
             store.base_disk(&image, &[], &Display::new(detail)).with_context(|| name.clone())?;
             output::print(&format!("{}\n", image.digest))?;
         }

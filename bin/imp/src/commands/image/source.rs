@@ -20,7 +20,9 @@ impl From<Pull> for PullPolicy {
 /// The image that `text` names, brought here if the policy says so.
 pub(crate) fn take(store: &Store, text: &str, policy: PullPolicy, detail: Detail) -> anyhow::Result<Image> {
     // The start of a digest is no name in a registry, but may be an image that is here.
-    if is_digest(text) && let Ok(image) = store.resolve(text) {
+    if is_digest(text)
+        && let Ok(image) = store.resolve(text)
+    {
         return Ok(image);
     }
     match text.parse::<Source>()? {
@@ -34,7 +36,12 @@ fn is_digest(text: &str) -> bool {
     (6..=64).contains(&hex.len()) && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-pub(crate) fn pull(store: &Store, reference: &Reference, policy: PullPolicy, detail: Detail) -> anyhow::Result<Image> {
+pub(crate) fn pull(
+    store: &Store,
+    reference: &Reference,
+    policy: PullPolicy,
+    detail: Detail,
+) -> anyhow::Result<Image> {
     Ok(store.pull(reference, policy, &Display::new(detail))?)
 }
 

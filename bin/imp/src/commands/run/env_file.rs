@@ -7,13 +7,18 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot read the variables in {path}")]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{path}, line {line}: {text:?} is not NAME=VALUE or NAME")]
     Line { path: PathBuf, line: usize, text: String },
 }
 
 pub(crate) fn read(path: &Path) -> Result<Vec<OsString>, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     parse(&text).map_err(|(line, text)| Error::Line { path: path.to_owned(), line, text })
 }
 

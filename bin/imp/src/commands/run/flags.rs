@@ -315,7 +315,8 @@ mod tests {
 
     #[test]
     fn ports_are_written_as_for_docker() {
-        let port = |text: &str| text.parse::<Published>().map(|port| (port.0.host.to_string(), port.0.guest.get()));
+        let port =
+            |text: &str| text.parse::<Published>().map(|port| (port.0.host.to_string(), port.0.guest.get()));
         assert_eq!(port("80"), Ok(("0.0.0.0:0".into(), 80)));
         assert_eq!(port("8080:80"), Ok(("0.0.0.0:8080".into(), 80)));
         assert_eq!(port("127.0.0.1:8080:80/tcp"), Ok(("127.0.0.1:8080".into(), 80)));

@@ -1,20 +1,21 @@
 //! Names for VMs that are given none: easy to say, hard to mix up.
 
 const QUALITIES: [&str; 32] = [
-    "amber", "bold", "brave", "brisk", "calm", "clever", "crisp", "deft", "eager", "fair", "fleet", "gentle", "glad",
-    "happy", "jolly", "keen", "kind", "lively", "lucky", "mellow", "merry", "neat", "nimble", "plucky", "proud", "quick",
-    "quiet", "sharp", "sunny", "swift", "vivid", "witty",
+    "amber", "bold", "brave", "brisk", "calm", "clever", "crisp", "deft", "eager", "fair", "fleet", "gentle",
+    "glad", "happy", "jolly", "keen", "kind", "lively", "lucky", "mellow", "merry", "neat", "nimble",
+    "plucky", "proud", "quick", "quiet", "sharp", "sunny", "swift", "vivid", "witty",
 ];
 const CREATURES: [&str; 32] = [
-    "badger", "beetle", "bison", "crane", "cricket", "dingo", "falcon", "ferret", "finch", "gecko", "gopher", "heron",
-    "ibis", "jackal", "koala", "lemur", "lynx", "marmot", "marten", "newt", "otter", "owl", "panda", "puffin", "quail",
-    "raven", "robin", "seal", "stoat", "tapir", "wombat", "wren",
+    "badger", "beetle", "bison", "crane", "cricket", "dingo", "falcon", "ferret", "finch", "gecko", "gopher",
+    "heron", "ibis", "jackal", "koala", "lemur", "lynx", "marmot", "marten", "newt", "otter", "owl", "panda",
+    "puffin", "quail", "raven", "robin", "seal", "stoat", "tapir", "wombat", "wren",
 ];
 
 /// A name from random bytes: one of sixteen billion.
 pub(super) fn name(random: [u8; 8]) -> String {
     let [quality, creature, rest @ ..] = random;
-    let pick = |words: &[&'static str; 32], byte: u8| words.get(usize::from(byte % 32)).copied().unwrap_or("imp");
+    let pick =
+        |words: &[&'static str; 32], byte: u8| words.get(usize::from(byte % 32)).copied().unwrap_or("imp");
     let suffix = rest.iter().take(3).fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     format!("{}-{}-{suffix}", pick(&QUALITIES, quality), pick(&CREATURES, creature))
 }

@@ -7,8 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use imp_runtime::spec::{
-    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits, MainProcess,
-    Memory, NetworkMode, NotASize, Stdin, Terminal, VmName, VmSpec, WhenStopped,
+    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits,
+    MainProcess, Memory, NetworkMode, NotASize, Stdin, Terminal, VmName, VmSpec, WhenStopped,
 };
 use imp_storage::image::config::ImageConfig;
 
@@ -31,7 +31,12 @@ pub(crate) enum Error {
     #[error("{0:?} is not a label: write KEY=VALUE")]
     Label(String),
     #[error("in the settings file, run.{name} = {value:?}")]
-    Setting { name: &'static str, value: String, #[source] source: value::Error },
+    Setting {
+        name: &'static str,
+        value: String,
+        #[source]
+        source: value::Error,
+    },
     #[error("in the settings file, run.network = {0:?}: write user or none")]
     NetworkSetting(String),
     #[error(transparent)]
@@ -65,7 +70,9 @@ pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<V
     };
     let memory = match run.memory {
         Some(memory) => memory,
-        None => Memory::from_bytes(setting("memory", &defaults.memory, value::bytes)?.unwrap_or(DEFAULT_MEMORY))?,
+        None => {
+            Memory::from_bytes(setting("memory", &defaults.memory, value::bytes)?.unwrap_or(DEFAULT_MEMORY))?
+        }
     };
     let scratch = match run.disk {
         Some(disk) => disk,
@@ -150,8 +157,7 @@ fn environment(
     files: &[OsString],
     host: &dyn Fn(&OsStr) -> Option<OsString>,
 ) -> Result<Environment, Error> {
-    let mut variables: Vec<Vec<u8>> =
-        vec![DEFAULT_PATH.into(), format!("HOSTNAME={hostname}").into_bytes()];
+    let mut variables: Vec<Vec<u8>> = vec![DEFAULT_PATH.into(), format!("HOSTNAME={hostname}").into_bytes()];
     for variable in &image.env {
         replace(&mut variables, variable.clone().into_bytes());
     }

@@ -98,7 +98,8 @@ fn an_image_without_a_program_needs_a_command() {
 #[test]
 fn dollars_quotes_and_newlines_are_literal() {
     let odd = ["$HOME", "a \"b\" 'c'", "two\nlines", "*", "", "ünï"];
-    let config = format!(r#"{{"Entrypoint":{},"Env":["X=$HOME \"q\"\n"]}}"#, serde_json::to_string(&odd).unwrap());
+    let config =
+        format!(r#"{{"Entrypoint":{},"Env":["X=$HOME \"q\"\n"]}}"#, serde_json::to_string(&odd).unwrap());
     let spec = spec_of(&config, &["-e", "Y=$X\n'", "i", "$(id)", "`id`"]);
     let mut expected: Vec<&str> = odd.to_vec();
     expected.extend(["$(id)", "`id`"]);
@@ -121,7 +122,8 @@ fn later_variables_win_and_a_bare_name_is_taken_from_here_or_away() {
 fn the_image_may_set_the_search_path_and_otherwise_there_is_one() {
     let path = |config| {
         let spec = spec_of(config, &["i", "x"]);
-        let path = spec.main.environment.expose().iter().find(|variable| variable.starts_with(b"PATH=")).cloned();
+        let path =
+            spec.main.environment.expose().iter().find(|variable| variable.starts_with(b"PATH=")).cloned();
         String::from_utf8(path.unwrap()).unwrap()
     };
     assert_eq!(path(r#"{"Env":["PATH=/x"]}"#), "PATH=/x");
@@ -130,7 +132,8 @@ fn the_image_may_set_the_search_path_and_otherwise_there_is_one() {
 
 #[test]
 fn user_directory_and_stop_signal_are_the_flags_or_else_the_images() {
-    let config = r#"{"User":"app:staff","WorkingDir":"/app","StopSignal":"SIGQUIT","Labels":{"a":"1","b":"2"}}"#;
+    let config =
+        r#"{"User":"app:staff","WorkingDir":"/app","StopSignal":"SIGQUIT","Labels":{"a":"1","b":"2"}}"#;
     let images = spec_of(config, &["i", "x"]);
     assert_eq!((images.main.user.as_str(), images.main.stop_signal.as_str()), ("app:staff", "SIGQUIT"));
     assert_eq!(images.main.working_directory.as_slice(), b"/app");
@@ -176,7 +179,8 @@ fn limits_of_zero_and_minus_one_are_none() {
     let line = ["--pids-limit", "-1", "--disk-bps", "0", "--disk-iops", "0", "i", "x"];
     let limits = spec_of("{}", &line).limits;
     assert_eq!(limits, imp_runtime::spec::Limits::default());
-    let line = ["--pids-limit", "5", "--disk-bps", "1m", "--disk-iops", "7", "--ulimit", "nofile=9", "i", "x"];
+    let line =
+        ["--pids-limit", "5", "--disk-bps", "1m", "--disk-iops", "7", "--ulimit", "nofile=9", "i", "x"];
     let spec = spec_of("{}", &line);
     assert_eq!((spec.limits.processes, spec.limits.disk_bytes_per_second), (Some(5), Some(1 << 20)));
     assert_eq!((spec.limits.disk_requests_per_second, spec.main.open_files), (Some(7), Some(9)));

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use imp_network::addresses::{Addresses, Pool};
 use imp_network::egress::Egress;
@@ -73,6 +73,8 @@ impl World {
             ip(&format!("route add 10.77.0.0/16 via {HOST}"));
         })
         .unwrap();
+        await_carrier("out0");
+        netns::inside(world.as_fd(), || await_carrier("in0")).unwrap();
         ip(&format!("route add default via {SERVER}"));
         ip("-6 route add default via 2001:db8::2");
         let pool = Pool::new("10.77.0.0/16".parse().unwrap(), Some("fd77::/64".parse().unwrap())).unwrap();
@@ -159,6 +161,14 @@ pub(crate) fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse::<IpAddr>().unwrap(), port)
 }
 
+/// Until then a device loses packets.
+fn await_carrier(device: &str) {
+    let end = Instant::now() + DEADLINE;
+    while !ip(&format!("-o link show {device}")).contains("state UP") {
+        assert!(Instant::now() < end, "{device} does not come up");
+    }
+}
+
 /// Runs `ip` in the calling thread's namespace.
 pub(crate) fn ip(arguments: &str) -> String {
     run("ip", arguments, "iproute2")
@@ -184,7 +194,7 @@ pub(crate) fn inventory(world: &World) -> BTreeMap<&'static str, String> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mounts: Vec<_> = mounts.lines().filter(|line| line.contains(&directory)).collect();
     BTreeMap::from([
-        ("devices", ip("-o link")),
+        ("devices", ip("-o link").replace("state UNKNOWN", "state UP")),
         ("addresses", ip("-o address")),
         ("routes", ip("route show table all")),
         ("neighbours", ip("neighbour show nud permanent")),

@@ -135,7 +135,11 @@ fn drives(args: &mut Args, drives: &[Drive], limit: DriveLimit) {
         } else {
             format!("{id}-file")
         };
-        args.pair("-device", format!("virtio-blk-device,drive={node},id={id},serial={id}"));
+        // A full disk of the host is an error for the guest. Without this QEMU stops the whole machine.
+        args.pair(
+            "-device",
+            format!("virtio-blk-device,drive={node},id={id},serial={id},werror=report,rerror=report"),
+        );
     }
 }
 
@@ -229,6 +233,15 @@ mod tests {
             devices.contains("drive=base-limited") && devices.contains("drive=scratch-limited"),
             "{devices}"
         );
+    }
+
+    #[test]
+    fn an_error_of_the_host_s_disk_is_told_to_the_guest_and_stops_no_machine() {
+        let args = text(&boot(), EMULATED);
+        let disks: Vec<&str> =
+            values(&args, "-device").into_iter().filter(|d| d.starts_with("virtio-blk")).collect();
+        assert_eq!(disks.len(), 2);
+        assert!(disks.iter().all(|d| d.ends_with("werror=report,rerror=report")), "{disks:?}");
     }
 
     #[test]

@@ -99,14 +99,6 @@ impl Machine for QemuMachine {
         Box::pin(connect(&self.channel))
     }
 
-    fn pause(&self) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async { self.qmp.execute("stop").await.map(drop).map_err(Error::Monitor) })
-    }
-
-    fn resume(&self) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async { self.qmp.execute("cont").await.map(drop).map_err(Error::Monitor) })
-    }
-
     fn ended(&self) -> BoxFuture<'_, VmmEnd> {
         Box::pin(async {
             let end = self.process.ended().await;

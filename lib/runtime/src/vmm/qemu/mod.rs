@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::{BootConfig, Capability, Driver, Error, Machine};
+use super::{BootConfig, Driver, Error, Machine};
 use crate::layout::VmLayout;
 use crate::process::Process;
 use crate::status::{Accelerator, DriverFacts};
@@ -39,10 +39,6 @@ impl Qemu {
 impl Driver for Qemu {
     fn facts(&self) -> &DriverFacts {
         &self.facts
-    }
-
-    fn capabilities(&self) -> &'static [Capability] {
-        &[Capability::Pause]
     }
 
     fn program(&self) -> &Path {

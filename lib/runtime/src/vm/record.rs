@@ -1,0 +1,109 @@
+//! What is known of a VM, kept on disk and told to whoever watches.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use super::{NotRemoved, Vm};
+use crate::ledger;
+use crate::lifecycle::{Deadline, Input, Phase};
+use crate::pins;
+use crate::status::{Event, Stage, StageName};
+
+impl Vm {
+    /// Facts that an input brings, whatever the phase.
+    pub(super) fn note(&mut self, input: &Input) {
+        let stage = match (input, &self.phase) {
+            (Input::Start, Phase::Created) => {
+                self.began = Instant::now();
+                return;
+            }
+            (Input::Prepared, Phase::Preparing) => StageName::Prepared,
+            (Input::Spawned, Phase::Spawning) => StageName::Spawned,
+            (Input::Answered, Phase::Answering) => StageName::Answered,
+            (Input::Configured, Phase::Configuring) => StageName::Configured,
+            (Input::CopiedIn, Phase::CopyingIn) => StageName::MountsCopied,
+            (Input::MainStarted, Phase::StartingMain) => {
+                self.record.status.started = Some(SystemTime::now());
+                StageName::MainStarted
+            }
+            _ => return,
+        };
+        let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.record.status.stages.push(Stage { name: stage, milliseconds });
+    }
+
+    /// Puts into the record what the new phase makes true.
+    pub(super) async fn keep(&mut self, before: &Phase) {
+        let unreachable = matches!(self.phase, Phase::Reconnecting);
+        self.record.status.unreachable_since = unreachable.then(SystemTime::now);
+        match &self.phase {
+            Phase::Running if matches!(before, Phase::StartingMain) => {
+                if let Some(vmm) = &self.vmm {
+                    self.record.stage = ledger::Stage::Running { vmm: vmm.record().clone() };
+                    self.write().await;
+                }
+            }
+            Phase::Draining { .. } | Phase::CleaningUp { .. } | Phase::Ending { .. } => {
+                self.deadlines.retain(|(deadline, _)| *deadline == Deadline::PowerOff);
+            }
+            Phase::Stopped { outcome } => {
+                self.record.status.outcome = Some(outcome.clone());
+                self.record.status.ended = Some(SystemTime::now());
+                self.record.status.vmm_pid = None;
+                self.record.stage = ledger::Stage::Stopped;
+                self.record.network = None;
+                self.record.cgroups.clear();
+                self.write().await;
+            }
+            Phase::Created
+            | Phase::Preparing
+            | Phase::Spawning
+            | Phase::Answering
+            | Phase::Configuring
+            | Phase::CopyingIn
+            | Phase::StartingMain
+            | Phase::Running
+            | Phase::Reconnecting
+            | Phase::StoppingMain
+            | Phase::ShuttingDown { .. }
+            | Phase::Abandoning { .. } => {}
+        }
+    }
+
+    /// Writes the record off the thread that all VMs share. An owner that cannot write goes on: what it could not write
+    /// is found by looking when the next one takes over.
+    pub(super) async fn write(&self) {
+        let (layout, record) = (self.layout.clone(), self.record.clone());
+        let written = tokio::task::spawn_blocking(move || ledger::write(&layout, &record)).await;
+        if let Ok(Err(error)) = written {
+            tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "cannot keep a record");
+        }
+    }
+
+    pub(super) fn publish(&mut self) {
+        self.record.status.state = self.phase.state();
+        if !matches!(self.phase, Phase::Stopped { .. }) {
+            self.record.status.outcome = None;
+        }
+        let status = Arc::new(self.record.status.clone());
+        self.status.send_replace(Arc::clone(&status));
+        // Nobody may be listening.
+        let _ = self.context.events.send(Event::Changed(status));
+    }
+
+    pub(super) async fn remove(&mut self) -> Result<(), NotRemoved> {
+        match self.phase {
+            Phase::Created | Phase::Stopped { .. } => {
+                let (context, layout, id) = (Arc::clone(&self.context), self.layout.clone(), self.id.clone());
+                let blocking = tokio::task::spawn_blocking(move || {
+                    if let Err(error) = pins::unpin(&context.store, &id) {
+                        tracing::warn!(vm = %id, %error, "a disk stays pinned until the next start");
+                    }
+                    ledger::remove(&layout)
+                });
+                blocking.await.unwrap_or(Ok(())).map_err(NotRemoved::Ledger)
+            }
+            _ => Err(NotRemoved::Lives { state: self.phase.state() }),
+        }
+    }
+}
