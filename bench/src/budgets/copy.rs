@@ -29,7 +29,9 @@ const INIT: &str = r#"#!/bin/busybox sh
 for module in $(/bin/busybox cat /modules.list); do /bin/busybox insmod $module; done
 until port=$(/bin/busybox ls /sys/class/virtio-ports 2>/dev/null) && [ "$port" ]; do :; done
 exec 3<>/dev/$port
-while read -r order <&3; do
+while :; do
+  # The port reads as ended while no host is connected.
+  read -r order <&3 || { /bin/busybox sleep 0.05; continue; }
   case $order in
     take) /bin/busybox dd bs=64k iflag=fullblock count=512 <&3 of=/dev/null 2>/dev/null; echo taken >&3 ;;
     give) /bin/busybox dd bs=64k count=512 if=/dev/zero 2>/dev/null >&3 ;;

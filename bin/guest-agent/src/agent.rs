@@ -174,6 +174,7 @@ impl Agent {
 /// Runs the agent process that PID 1 has started, until the machine ends.
 pub fn main(words: impl Iterator<Item = String>) -> Result<(), Error> {
     log::open();
+    crate::init::stage("execution of the agent");
     let arguments = arguments::parse(words)?;
     let limit = rustix::process::Rlimit { current: Some(OPEN_FILES.0), maximum: Some(OPEN_FILES.1) };
     // The kernel's own limits serve too, for fewer processes at once.
@@ -221,5 +222,6 @@ async fn serve(arguments: Arguments, signals: signals::SignalQueue) -> Result<()
             }
         }
     });
+    crate::init::stage("agent");
     Ok(channel.serve(&agent).await?)
 }

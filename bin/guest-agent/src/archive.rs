@@ -73,7 +73,7 @@ pub(crate) async fn serve_write(
     let unpacking = files::work(move || {
         let unpacked = unpack_all(&path, owner, FromHost { waiting, current: Bytes::new() })?;
         if open.then_read_only {
-            make_read_only(&path)?;
+            make_read_only(&read_only_part(&path, &open.read_only_name)?)?;
         }
         Ok(unpacked)
     });
@@ -105,7 +105,15 @@ fn unpack_all(path: &Path, owner: Owner, mut reader: impl Read) -> Result<Unpack
     Ok(unpacked)
 }
 
-/// A bind mount of the directory over itself, which processes in the guest cannot write to without undoing it first.
+fn read_only_part(directory: &Path, name: &[u8]) -> Result<PathBuf, Error> {
+    use std::os::unix::ffi::OsStrExt;
+    if name.contains(&b'/') || matches!(name, b"." | b"..") {
+        return Err(Error::Archive(io::ErrorKind::InvalidInput.into()));
+    }
+    Ok(if name.is_empty() { directory.to_owned() } else { directory.join(std::ffi::OsStr::from_bytes(name)) })
+}
+
+/// A bind mount of the path over itself, which processes in the guest cannot write to without undoing it first.
 fn make_read_only(path: &Path) -> Result<(), Error> {
     use rustix::mount::{MountFlags, mount_bind, mount_remount};
     let failed = || Error::errno("cannot make read-only", path);

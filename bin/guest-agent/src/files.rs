@@ -149,22 +149,8 @@ impl Files for Guest {
             return Err(Status::invalid_argument("the first message must be `open`"));
         };
         let path: PathBuf = path_of(&open.path)?;
-        let mut sink = Some(work(move || transfer::Sink::open(path, &open)).await?);
-        // Whatever breaks the stream drops the sink, and with it what it has written so far.
-        while let Some(message) = inputs.message().await? {
-            let Some(FileInput::Data(bytes)) = message.input else {
-                return Err(Status::invalid_argument("after `open` only `data` follows"));
-            };
-            if let Some(mut open) = sink.take() {
-                sink = Some(work(move || open.write(&bytes).map(|()| open)).await?);
-            }
-        }
-        // A stream that the host has reset looks ended too, but then this call is dropped when it next waits.
-        tokio::task::yield_now().await;
-        let size = match sink {
-            Some(sink) => work(move || sink.finish()).await?,
-            None => 0,
-        };
+        let sink = work(move || transfer::Sink::open(path, &open)).await?;
+        let size = transfer::receive(sink, inputs).await?;
         Ok(Response::new(WriteFileResponse { size }))
     }
 

@@ -1,18 +1,20 @@
 //! PID 1: assembles the machine, starts the agent, and then only looks after what is left to it.
 //!
 //! ```text
-//! mounts ─► modules ─► root over base and scratch ─► channel ─► agent started ─► reap, restart, hand over
+//! mounts ─► modules ─► root over base and scratch ─► channel ─► agent started ─► other modules ─► reap, restart, hand over
 //! ```
 //! It cannot panic or exit, because that ends the machine: what fails is logged, and what cannot go on powers off.
 
 pub(crate) mod arguments;
 mod command_line;
 pub(crate) mod handover;
+mod modules;
 mod mounts;
 mod root;
 mod supervise;
+mod writeback;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,6 +22,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use self::command_line::{ChannelName, CommandLine};
+pub use self::modules::requested;
+use self::modules::Vsock;
 use crate::channel::Endpoint;
 use crate::log;
 use crate::shutdown::{self, PowerOff};
@@ -61,37 +65,27 @@ pub fn run() -> ! {
 fn assemble() -> Result<std::convert::Infallible, Error> {
     mounts::first()?;
     log::open();
+    stage("kernel");
+    writeback::relax();
     let text = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let command_line = CommandLine::parse(&text)?;
-    load_modules();
+    let late = modules::load(match command_line.channel {
+        ChannelName::Vsock(_) => Vsock::Channel,
+        ChannelName::Port(_) => Vsock::Unused,
+    });
+    stage("modules");
     let base = wait_for(&command_line.base)?;
     let scratch = wait_for(&command_line.scratch)?;
+    stage("disks");
     let power_off = command_line.power_off.unwrap_or_else(PowerOff::of_this_machine);
     let scratch = root::assemble(&base, &scratch)?;
+    stage("root");
     let channel = match command_line.channel {
         ChannelName::Vsock(port) => Endpoint::Vsock(port),
         ChannelName::Port(name) => open_port(&name)?,
     };
-    log::info(format_args!("root assembled at {} ms", uptime_milliseconds()));
-    supervise::supervise(&channel, scratch, power_off)
-}
-
-/// Loads what /modules.list names, in its order, and gives the memory of the files back.
-fn load_modules() {
-    let list = fs::read_to_string("/modules.list").unwrap_or_default();
-    for path in list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let loaded = File::open(path).map_err(|error| error.to_string()).and_then(|module| {
-            match rustix::system::finit_module(&module, c"", 0) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-                Err(error) => Err(error.to_string()),
-            }
-        });
-        if let Err(error) = loaded {
-            // What needed it says so more clearly.
-            log::warn(format_args!("module {path} not loaded: {error}"));
-        }
-        let _ = fs::remove_file(path);
-    }
+    stage("channel");
+    supervise::supervise(&channel, scratch, power_off, late)
 }
 
 fn wait_for(device: &Path) -> Result<PathBuf, Error> {
@@ -130,7 +124,7 @@ fn until<T>(mut found: impl FnMut() -> Option<T>, device: impl Fn() -> String) -
     }
 }
 
-fn uptime_milliseconds() -> u64 {
-    let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    uptime.tv_sec.unsigned_abs() * 1000 + uptime.tv_nsec.unsigned_abs() / 1_000_000
+/// Says in the kernel's log what is done, and when: the log's own times are those of the boot.
+pub(crate) fn stage(done: &str) {
+    log::debug(format_args!("{done} done"));
 }

@@ -34,6 +34,11 @@ pub fn info(message: fmt::Arguments<'_>) {
     write(6, message);
 }
 
+/// A step on the way, for who looks for time or trouble.
+pub fn debug(message: fmt::Arguments<'_>) {
+    write(7, message);
+}
+
 fn write(level: u8, message: fmt::Arguments<'_>) {
     let Some(mut kernel_log) = KERNEL_LOG.get().and_then(Option::as_ref) else { return };
     let mut line = format!("<{level}>imp: ");

@@ -8,7 +8,11 @@ fn main() -> ExitCode {
     if std::process::id() == 1 {
         init::run();
     }
-    match serve(std::env::args().skip(1)) {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if init::requested(&words) {
+        return ExitCode::SUCCESS;
+    }
+    match serve(words.into_iter()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error(format_args!("{error}"));

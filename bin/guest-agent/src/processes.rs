@@ -1,5 +1,6 @@
 //! The service that starts processes in the guest, carries their input and output, and tells how they ended.
 
+mod inherit;
 mod journal;
 mod listing;
 mod process;
@@ -27,6 +28,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use self::inherit::MainProcess;
 use self::journal::{Output, Reader, Source};
 use self::process::{Input, Process, Scope};
 use self::spec::{Launch, Life, ProcessId, Size};
@@ -80,12 +82,13 @@ impl Processes for Guest {
             None => return Err(Status::invalid_argument("name a process by `id` or `pid`")),
             Some(signal_request::Target::Id(id)) => self.known(&id)?,
             Some(signal_request::Target::Pid(pid)) => {
-                let started = self.processes().running().into_iter().find(|process| process.pid == pid);
-                started.ok_or_else(|| {
-                    Status::not_found(format!(
-                        "no process that the agent started has pid {pid}; List shows all of them"
-                    ))
-                })?
+                match self.processes().running().into_iter().find(|process| process.pid == pid) {
+                    Some(started) => started,
+                    None => {
+                        crate::blocking(move || signal::send_to_other(pid, signal, scope)).await??;
+                        return Ok(Response::new(SignalResponse {}));
+                    }
+                }
             }
         };
         crate::blocking(move || process.signal(signal, scope)).await?;
@@ -121,11 +124,18 @@ impl Agent {
 
     async fn start(
         self: &Arc<Self>,
-        spec: ProcessSpec,
+        mut spec: ProcessSpec,
         inputs: Streaming<ExecInput>,
         answers: &Answers,
     ) -> Result<(), Status> {
         let agent = Arc::clone(self);
+        let main = self.processes().main();
+        if spec.id == spec::MAIN {
+            // A second one is refused below.
+            let _ = main.set(MainProcess::of(&spec));
+        } else if let (true, Some(main)) = (spec.as_main, main.get()) {
+            main.fill(&mut spec);
+        }
         let (reservation, launch, started) = crate::blocking(move || {
             let launch = Launch::parse(spec, &Accounts::read())
                 .map_err(|error| Status::invalid_argument(error.to_string()))?;

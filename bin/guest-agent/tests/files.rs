@@ -214,6 +214,31 @@ async fn no_member_of_an_archive_leaves_its_directory() {
 }
 
 #[tokio::test]
+async fn an_archive_that_ends_between_two_members_is_not_taken_for_a_whole_one() {
+    let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
+    let mut archive = tar::Builder::new(Vec::new());
+    member(&mut archive, tar::EntryType::Regular, "a", "", b"a");
+    member(&mut archive, tar::EntryType::Regular, "b", "", b"b");
+    let whole = archive.into_inner().unwrap();
+    let refused = unpack(&host, directory.path(), &whole[..1024]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("no end"), "{refused}");
+    assert_eq!(unpack(&host, directory.path(), &whole).await.unwrap().entries, 2);
+}
+
+#[tokio::test]
+async fn a_file_that_is_sparse_in_the_way_of_pax_is_refused_by_name() {
+    let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
+    let mut archive = tar::Builder::new(Vec::new());
+    archive.append_pax_extensions([("GNU.sparse.major", &b"1"[..]), ("GNU.sparse.minor", b"0")]).unwrap();
+    member(&mut archive, tar::EntryType::Regular, "holes", "", b"1\n0\n1\n");
+    let refused = unpack(&host, directory.path(), &archive.into_inner().unwrap()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("holes") && refused.message().contains("--sparse"), "{refused}");
+    assert!(!directory.path().join("holes").exists());
+}
+
+#[tokio::test]
 async fn a_watch_tells_what_happens_below_its_path() {
     let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
     let top = fs::canonicalize(directory.path()).unwrap();

@@ -181,6 +181,24 @@ async fn a_signal_reaches_the_whole_tree() {
 }
 
 #[tokio::test]
+async fn a_signal_by_pid_reaches_also_a_process_that_the_agent_has_not_started() {
+    let host = Host::connect().await;
+    let mut other = tokio::process::Command::new("sleep").arg("1000").kill_on_drop(true).spawn().unwrap();
+    let signal = async |pid: u32| {
+        let target = Some(signal_request::Target::Pid(pid));
+        let request = SignalRequest { target, signal: "KILL".into(), whole_tree: true };
+        host.processes().signal(request).await.map_err(|status| status.code())
+    };
+    signal(other.id().unwrap()).await.unwrap();
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(other.wait().await.unwrap().signal(), Some(9));
+    assert_eq!(signal(1).await.unwrap_err(), Code::PermissionDenied);
+    assert_eq!(signal(std::process::id()).await.unwrap_err(), Code::PermissionDenied);
+    assert_eq!(signal(0).await.unwrap_err(), Code::NotFound);
+    assert_eq!(signal(u32::MAX).await.unwrap_err(), Code::NotFound);
+}
+
+#[tokio::test]
 async fn a_process_that_floods_a_slow_reader_stops_only_itself() {
     let host = Host::connect().await;
     let flood = host.exec(sh("head -c 20000000 /dev/zero")).await;

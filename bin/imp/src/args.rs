@@ -15,7 +15,7 @@ use crate::exit::{OWN_FAILURE, Outcome};
 #[derive(Debug, Parser)]
 #[command(name = "imp", version, disable_help_subcommand = true, max_term_width = 100)]
 #[command(
-    after_help = "Settings are taken from flags, then IMP_* variables, then the settings file, then defaults."
+    after_help = "`--help` shows more than `-h`: the flags that say where things are, too. Settings are taken from flags, then IMP_* variables, then the settings file, then defaults."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -24,23 +24,26 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
+/// Heading of the flags that every command takes.
+const PLACES: &str = "Places";
+
 /// Flags that every command takes.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Global {
     /// Where images, kernels, records and disks are [default: /var/lib/imp for root, else $XDG_DATA_HOME/imp]
-    #[arg(long, global = true, env = "IMP_DATA_DIR", value_name = "DIR", hide_env_values = true)]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_DATA_DIR", value_name = "DIR", hide_env_values = true)]
     pub(crate) data_dir: Option<PathBuf>,
     /// Where sockets and locks are [default: /run/imp for root, else $XDG_RUNTIME_DIR/imp]
-    #[arg(long, global = true, env = "IMP_RUNTIME_DIR", value_name = "DIR", hide_env_values = true)]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_RUNTIME_DIR", value_name = "DIR", hide_env_values = true)]
     pub(crate) runtime_dir: Option<PathBuf>,
     /// The settings file, TOML [default: /etc/imp/settings.toml for root, else $XDG_CONFIG_HOME/imp/settings.toml]
-    #[arg(long, global = true, env = "IMP_SETTINGS", value_name = "FILE", hide_env_values = true)]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_SETTINGS", value_name = "FILE", hide_env_values = true)]
     pub(crate) settings: Option<PathBuf>,
     /// The static binary that becomes /init of every guest [default: beside imp, or in ../libexec/imp]
-    #[arg(long, global = true, env = "IMP_GUEST_AGENT", value_name = "FILE", hide_env_values = true)]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_GUEST_AGENT", value_name = "FILE", hide_env_values = true)]
     pub(crate) guest_agent: Option<PathBuf>,
     /// The QEMU program [default: qemu-system-x86_64 of PATH]
-    #[arg(long, global = true, env = "IMP_QEMU", value_name = "FILE", hide_env_values = true)]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_QEMU", value_name = "FILE", hide_env_values = true)]
     pub(crate) qemu: Option<PathBuf>,
 }
 

@@ -110,7 +110,7 @@ impl Bars {
 
     fn advance(&self, digest: &Digest, what: &'static str, bytes: u64, total: u64) {
         let mut bars = self.of_digest.lock().unwrap_or_else(PoisonError::into_inner);
-        let bar = bars.entry(digest.clone()).or_insert_with(|| {
+        let bar = bars.entry(*digest).or_insert_with(|| {
             let bar = self.all.add(ProgressBar::new(total));
             bar.set_style(style());
             bar.set_prefix(short(digest));
@@ -145,8 +145,8 @@ mod tests {
         let digest = Digest::of(b"x");
         let name = short(&digest);
         assert_eq!(name.len(), 12);
-        assert_eq!(line(&Event::Verified { blob: digest.clone() }), Some(format!("{name}: downloaded")));
-        let resolved = Event::Resolved { image: digest.clone(), layers: vec![(digest.clone(), 1 << 20)] };
+        assert_eq!(line(&Event::Verified { blob: digest }), Some(format!("{name}: downloaded")));
+        let resolved = Event::Resolved { image: digest, layers: vec![(digest, 1 << 20)] };
         assert_eq!(line(&resolved), Some(format!("{name}: 1 layers, 1.0 MiB")));
         assert_eq!(line(&Event::Transferred { blob: digest, bytes: 1, total: 2 }), None);
     }

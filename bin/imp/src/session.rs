@@ -1,7 +1,7 @@
 //! A program in a guest at the user's terminal: its output, the user's input, signals and window size, until it ends.
 
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -29,7 +29,7 @@ pub(crate) enum Program {
     /// Started by `imp exec`.
     Exec(Box<Session>),
     /// The main process of a VM.
-    Main(Attached),
+    Main(Box<Attached>),
 }
 
 #[derive(Clone)]
@@ -116,8 +116,20 @@ enum Aside {
     Signal(SignalKind),
 }
 
-/// Runs the session to its end. `offset`: counts the bytes of output that were written.
-pub(crate) async fn run(program: &mut Program, wiring: &Wiring, offset: &mut u64) -> anyhow::Result<End> {
+/// How much of the program's output was written, also over several sessions with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Written {
+    pub(crate) bytes: u64,
+    /// When the first of them was.
+    pub(crate) first: Option<Instant>,
+}
+
+/// Runs the session to its end.
+pub(crate) async fn run(
+    program: &mut Program,
+    wiring: &Wiring,
+    written: &mut Written,
+) -> anyhow::Result<End> {
     let raw = match (wiring.terminal, wiring.stdin) {
         (Terminal::Own, Stdin::Sent) if terminal::is_terminal(std::io::stdin()) => {
             Some(RawMode::enter().context("cannot set the terminal to raw mode")?)
@@ -138,17 +150,17 @@ pub(crate) async fn run(program: &mut Program, wiring: &Wiring, offset: &mut u64
     if wiring.signals == Signals::PassedOn {
         tasks.spawn(catch_signals(asides, all_signals()?));
     }
-    pump(program, input, aside, offset).await
+    pump(program, input, aside, written).await
 }
 
 async fn pump(
     program: &mut Program,
     input: ProgramInput,
     mut asides: mpsc::Receiver<Aside>,
-    offset: &mut u64,
+    so_far: &mut Written,
 ) -> anyhow::Result<End> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
-    let mut started = *offset > 0;
+    let mut started = so_far.bytes > 0;
     let mut requests_to_end = 0;
     loop {
         let event = tokio::select! {
@@ -179,12 +191,12 @@ async fn pump(
                 continue;
             }
             Event::Output(Output::Dropped(bytes)) => {
-                *offset += bytes;
+                so_far.bytes += bytes;
                 output::warn(&format!("{bytes} bytes of output are missing here"));
                 continue;
             }
-            Event::Output(Output::Stdout(data)) => write(&mut stdout, &data, offset).await,
-            Event::Output(Output::Stderr(data)) => write(&mut stderr, &data, offset).await,
+            Event::Output(Output::Stdout(data)) => write(&mut stdout, &data, so_far).await,
+            Event::Output(Output::Stderr(data)) => write(&mut stderr, &data, so_far).await,
         };
         started = true;
         match written {
@@ -209,10 +221,15 @@ async fn until_exit(program: &mut Program) {
     }
 }
 
-async fn write(stream: &mut (impl AsyncWrite + Unpin), data: &[u8], offset: &mut u64) -> std::io::Result<()> {
+async fn write(
+    stream: &mut (impl AsyncWrite + Unpin),
+    data: &[u8],
+    so_far: &mut Written,
+) -> std::io::Result<()> {
     stream.write_all(data).await?;
     stream.flush().await?;
-    *offset += data.len() as u64;
+    so_far.bytes += data.len() as u64;
+    so_far.first.get_or_insert_with(Instant::now);
     Ok(())
 }
 

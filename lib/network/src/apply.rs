@@ -1,4 +1,4 @@
-//! Carries out one step of a plan; chooses nothing.
+//! Carries out the steps of a plan; chooses nothing.
 
 use std::fs;
 use std::io;
@@ -47,7 +47,46 @@ pub enum ApplyError {
     Table { operation: &'static str, table: String, source: NetlinkError },
 }
 
-pub(crate) fn apply(step: &Step, namespaces: &Path) -> Result<(), ApplyError> {
+/// Carries out the steps in order. Those that follow each other in one VM's namespace share a visit to it: entering costs
+/// more than most steps.
+pub(crate) fn apply(steps: &[Step], namespaces: &Path) -> Result<(), ApplyError> {
+    for together in steps.chunk_by(|a, b| place_of(a) == place_of(b)) {
+        let all = || together.iter().try_for_each(|step| carry_out(step, namespaces));
+        match together.first().map(place_of) {
+            Some(Place::Vm(vm)) => {
+                let path = namespaces.join(vm.as_str());
+                let namespace = open(&path)?;
+                imp_sys::netns::inside(namespace.as_fd(), all)
+                    .map_err(|source| ApplyError::EnterNamespace { path, source })??;
+            }
+            Some(Place::Host) | None => all()?,
+        }
+    }
+    Ok(())
+}
+
+/// Where a step is carried out.
+fn place_of(step: &Step) -> Place {
+    match step {
+        Step::MakeNamespace { .. } | Step::RemoveNamespace { .. } | Step::MakeUplink { .. } => Place::Host,
+        Step::MakeTap { vm, .. } => Place::Vm(vm.clone()),
+        Step::RemoveDevice { place, .. }
+        | Step::SetDevice { place, .. }
+        | Step::AwaitCarrier { place, .. }
+        | Step::AddAddress { place, .. }
+        | Step::RemoveAddress { place, .. }
+        | Step::AddRoute { place, .. }
+        | Step::AddNeighbour { place, .. }
+        | Step::Set { place, .. }
+        | Step::ReplaceTable { place, .. }
+        | Step::RemoveTable { place, .. }
+        | Step::RemoveElements { place, .. }
+        | Step::AddElements { place, .. } => place.clone(),
+    }
+}
+
+/// Carries out one step in the namespace that the calling thread is in.
+fn carry_out(step: &Step, namespaces: &Path) -> Result<(), ApplyError> {
     let path_of = |vm: &VmName| namespaces.join(vm.as_str());
     match step {
         Step::MakeNamespace { vm } => imp_sys::netns::create_at(&path_of(vm))
@@ -55,81 +94,54 @@ pub(crate) fn apply(step: &Step, namespaces: &Path) -> Result<(), ApplyError> {
             .map_err(|source| ApplyError::MakeNamespace { path: path_of(vm), source }),
         Step::RemoveNamespace { vm } => imp_sys::netns::remove_at(&path_of(vm))
             .map_err(|source| ApplyError::RemoveNamespace { path: path_of(vm), source }),
-        Step::MakeTap { vm, owner } => within(namespaces, &Place::Vm(vm.clone()), || {
-            imp_sys::tap::create(TAP, owner.user, owner.group)
-                .map_err(|source| ApplyError::MakeTap { vm: vm.clone(), source })
-        }),
+        Step::MakeTap { vm, owner } => imp_sys::tap::create(TAP, owner.user, owner.group)
+            .map_err(|source| ApplyError::MakeTap { vm: vm.clone(), source }),
         Step::MakeUplink { vm, device } => {
             let far = open(&path_of(vm))?;
             Routing::open()
                 .and_then(|mut routing| routing.make_pair(device.as_str(), UPLINK, far.as_fd()))
                 .map_err(|source| ApplyError::MakeUplink { device: device.clone(), vm: vm.clone(), source })
         }
-        Step::RemoveDevice { place, device } => within(namespaces, place, || {
+        Step::RemoveDevice { device, .. } => {
             with_routing("remove", device, |routing| routing.remove_device(device.as_str()))
+        }
+        Step::SetDevice { device, mac, mtu, alias, .. } => with_routing("set up", device, |routing| {
+            routing.set_device(device.as_str(), *mac, *mtu, alias.as_deref())
         }),
-        Step::SetDevice { place, device, mac, mtu, alias } => within(namespaces, place, || {
-            with_routing("set up", device, |routing| {
-                routing.set_device(device.as_str(), *mac, *mtu, alias.as_deref())
-            })
-        }),
-        Step::AwaitCarrier { place, device } => within(namespaces, place, || await_carrier(device)),
-        Step::AddAddress { place, device, address } => within(namespaces, place, || {
+        Step::AwaitCarrier { device, .. } => await_carrier(device),
+        Step::AddAddress { device, address, .. } => {
             with_index("add an address to", device, |routing, index| routing.add_address(index, *address))
-        }),
-        Step::RemoveAddress { place, device, address } => within(namespaces, place, || {
+        }
+        Step::RemoveAddress { device, address, .. } => {
             with_index("remove an address of", device, |routing, index| {
                 routing.remove_address(index, *address)
             })
+        }
+        Step::AddRoute { route, .. } => with_index("route through", &route.device, |routing, index| {
+            routing.set_route(route.to, route.via, index)
         }),
-        Step::AddRoute { place, route } => within(namespaces, place, || {
-            with_index("route through", &route.device, |routing, index| {
-                routing.set_route(route.to, route.via, index)
-            })
-        }),
-        Step::AddNeighbour { place, neighbour } => within(namespaces, place, || {
+        Step::AddNeighbour { neighbour, .. } => {
             with_index("add a neighbour to", &neighbour.device, |routing, index| {
                 routing.set_neighbour(index, neighbour.address, neighbour.mac)
             })
-        }),
-        Step::Set { place, setting, value } => within(namespaces, place, || {
-            fs::write(Path::new("/proc/sys").join(setting), value).map_err(|source| ApplyError::Set {
-                setting: setting.clone(),
-                value: value.clone(),
-                source,
-            })
-        }),
-        Step::ReplaceTable { place, table } => within(namespaces, place, || {
+        }
+        Step::Set { setting, value, .. } => fs::write(Path::new("/proc/sys").join(setting), value)
+            .map_err(|source| ApplyError::Set { setting: setting.clone(), value: value.clone(), source }),
+        Step::ReplaceTable { table, .. } => {
             with_tables("write", &table.id.name, |socket| nft::replace_table(socket, table))
-        }),
-        Step::RemoveTable { place, table } => within(namespaces, place, || {
+        }
+        Step::RemoveTable { table, .. } => {
             with_tables("remove", &table.name, |socket| nft::remove_table(socket, table))
-        }),
-        Step::AddElements { place, table, set, elements } => within(namespaces, place, || {
+        }
+        Step::AddElements { table, set, elements, .. } => {
             with_tables("publish ports in", &table.name, |socket| {
                 nft::add_elements(socket, table, set, elements.iter().map(|e| (e, None)))
             })
-        }),
-        Step::RemoveElements { place, table, set, elements } => within(namespaces, place, || {
+        }
+        Step::RemoveElements { table, set, elements, .. } => {
             with_tables("take back ports in", &table.name, |socket| {
                 nft::remove_elements(socket, table, set, elements)
             })
-        }),
-    }
-}
-
-fn within<T: Send>(
-    namespaces: &Path,
-    place: &Place,
-    work: impl FnOnce() -> Result<T, ApplyError> + Send,
-) -> Result<T, ApplyError> {
-    match place {
-        Place::Host => work(),
-        Place::Vm(vm) => {
-            let path = namespaces.join(vm.as_str());
-            let namespace = open(&path)?;
-            imp_sys::netns::inside(namespace.as_fd(), work)
-                .map_err(|source| ApplyError::EnterNamespace { path, source })?
         }
     }
 }

@@ -9,17 +9,20 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use imp_sys::tap::Frames;
 
 use crate::addresses::HostRoute;
 use crate::apply::{self, ApplyError};
 use crate::dns::NameSockets;
 use crate::egress::{EgressError, Ports};
-use crate::names::{SiteName, VmName};
+use crate::names::{SiteName, TAP, VmName};
 use crate::netlink::NetlinkError;
 use crate::nft::{self, Element, TableId};
 use crate::observe::{self, ObserveError};
-use crate::plan::{self, Conflict, Scope, Step};
+use crate::plan::{self, Conflict, Place, Scope, Step};
 use crate::spec::{Site, VmNetwork};
 
 /// All networks of one site. One process at a time has a site; which is the caller's to see to.
@@ -27,7 +30,7 @@ use crate::spec::{Site, VmNetwork};
 pub struct Networks {
     site: Site,
     namespaces: PathBuf,
-    /// One change at a time: the host's table is common to all.
+    /// Held while the host's table, which is common to all, is changed.
     vms: Mutex<BTreeMap<VmName, VmNetwork>>,
 }
 
@@ -55,6 +58,10 @@ pub enum NetworkError {
     NameSockets { vm: VmName, source: io::Error },
     #[error("cannot open addresses for VM {vm}")]
     Admit { vm: VmName, source: NetlinkError },
+    #[error("the tap of VM {vm} is still held after {} ms: its VMM has not ended", patience.as_millis())]
+    TapHeld { vm: VmName, patience: Duration },
+    #[error("cannot open the tap of VM {vm}")]
+    Tap { vm: VmName, source: io::Error },
     #[error("cannot enter the network namespace of VM {vm}")]
     Enter { vm: VmName, source: io::Error },
 }
@@ -84,39 +91,67 @@ impl Networks {
             .map_err(|source| NetworkError::Directory { path: namespaces.to_owned(), source })?;
         let vms = living.into_iter().map(|vm| (vm.vm.clone(), vm)).collect();
         let networks = Self { site, namespaces: namespaces.to_owned(), vms: Mutex::new(vms) };
-        networks.converge(&networks.lock(), &Scope::All)?;
+        networks.converge(&networks.lock(), &Scope::All, Part::Whole)?;
         Ok(networks)
     }
 
-    /// Makes the VM's network, or changes it to this. When it fails nothing of it is left.
+    /// Makes the VM's network, or changes it to this. When it fails nothing of it is left. Several VMs are connected at
+    /// once; calls about one VM come one after another.
     pub fn connect(&self, vm: VmNetwork) -> Result<(), NetworkError> {
-        let mut vms = self.lock();
-        check(&vm, &vms)?;
-        let name = vm.vm.clone();
-        let before = vms.insert(name.clone(), vm);
-        let outcome = self.converge(&vms, &Scope::One(name.clone()));
-        if outcome.is_err() {
-            match before {
-                Some(before) => vms.insert(name.clone(), before),
-                None => vms.remove(&name),
-            };
-            if let Err(error) = self.converge(&vms, &Scope::One(name.clone())) {
-                tracing::warn!(vm = %name, error = %error, "the network of a VM is left half made");
-            }
+        let scope = Scope::One(vm.vm.clone());
+        let outcome = self.add(vm.clone(), &scope).and_then(|vms| self.converge(&vms, &scope, Part::Own));
+        if outcome.is_err()
+            && let Err(error) = self.disconnect(&vm.vm)
+        {
+            tracing::warn!(vm = %vm.vm, error = %error, "the network of a VM is left half made");
         }
         outcome
     }
 
+    /// The common part comes first: it keeps VMs apart before there is anything to keep apart.
+    fn add(&self, vm: VmNetwork, scope: &Scope) -> Result<BTreeMap<VmName, VmNetwork>, NetworkError> {
+        let mut vms = self.lock();
+        check(&vm, &vms)?;
+        vms.insert(vm.vm.clone(), vm);
+        self.converge(&vms, scope, Part::Common)?;
+        Ok(vms.clone())
+    }
+
     /// Removes all of the VM's network; success if it has none. Its VMM has ended: a tap that is held lives on.
     pub fn disconnect(&self, vm: &VmName) -> Result<(), NetworkError> {
-        let mut vms = self.lock();
-        vms.remove(vm);
-        self.converge(&vms, &Scope::One(vm.clone()))
+        let scope = Scope::One(vm.clone());
+        let without = {
+            let mut vms = self.lock();
+            vms.remove(vm);
+            vms.clone()
+        };
+        self.converge(&without, &scope, Part::Own)?;
+        self.converge(&self.lock(), &scope, Part::Common)
     }
 
     /// Where the VM's network namespace is mounted: for a VMM to enter, or a jailer.
     pub fn namespace_of(&self, vm: &VmName) -> PathBuf {
         self.namespaces.join(vm.as_str())
+    }
+
+    /// Waits until nobody holds the VM's tap any more: a VMM that was killed may take a moment to let go of it.
+    pub fn await_free_tap(&self, vm: &VmName, patience: Duration) -> Result<(), NetworkError> {
+        let held = |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error());
+        let end = Instant::now() + patience;
+        self.inside(vm, || {
+            loop {
+                match imp_sys::tap::open(TAP, Frames::WithVirtioHeader) {
+                    Ok(_) => return Ok(()),
+                    Err(error) if held(&error) && Instant::now() < end => {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                    Err(error) if held(&error) => {
+                        return Err(NetworkError::TapHeld { vm: vm.clone(), patience });
+                    }
+                    Err(source) => return Err(NetworkError::Tap { vm: vm.clone(), source }),
+                }
+            }
+        })?
     }
 
     /// Does `work` inside the VM's network namespace, on a thread of its own.
@@ -149,16 +184,20 @@ impl Networks {
         self.plan(&self.lock(), &Scope::All)
     }
 
-    fn converge(&self, vms: &BTreeMap<VmName, VmNetwork>, scope: &Scope) -> Result<(), NetworkError> {
-        for step in self.plan(vms, scope)? {
-            tracing::debug!(?step, "network");
-            let t0 = std::time::Instant::now();
-            apply::apply(&step, &self.namespaces)?;
-            if std::env::var_os("PROBE").is_some() {
-                eprintln!("{:?} {}", t0.elapsed(), format!("{step:?}").chars().take(90).collect::<String>());
-            }
-        }
-        Ok(())
+    fn converge(
+        &self,
+        vms: &BTreeMap<VmName, VmNetwork>,
+        scope: &Scope,
+        part: Part,
+    ) -> Result<(), NetworkError> {
+        let mut steps = self.plan(vms, scope)?;
+        steps.retain(|step| match part {
+            Part::Whole => true,
+            Part::Common => is_common(step),
+            Part::Own => !is_common(step),
+        });
+        tracing::debug!(?scope, steps = steps.len(), "changing networks");
+        Ok(apply::apply(&steps, &self.namespaces)?)
     }
 
     fn plan(&self, vms: &BTreeMap<VmName, VmNetwork>, scope: &Scope) -> Result<Vec<Step>, NetworkError> {
@@ -171,6 +210,38 @@ impl Networks {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<VmName, VmNetwork>> {
         // The map is changed by single inserts and removals: whoever panicked left it whole.
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which steps of a plan are carried out.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Whole,
+    /// What all VMs share, one change at a time.
+    Common,
+    /// What a VM has for itself.
+    Own,
+}
+
+/// Whether a step is about the host's table.
+fn is_common(step: &Step) -> bool {
+    match step {
+        Step::ReplaceTable { place, .. }
+        | Step::RemoveTable { place, .. }
+        | Step::AddElements { place, .. }
+        | Step::RemoveElements { place, .. } => *place == Place::Host,
+        Step::MakeNamespace { .. }
+        | Step::RemoveNamespace { .. }
+        | Step::MakeTap { .. }
+        | Step::MakeUplink { .. }
+        | Step::RemoveDevice { .. }
+        | Step::SetDevice { .. }
+        | Step::AwaitCarrier { .. }
+        | Step::AddAddress { .. }
+        | Step::RemoveAddress { .. }
+        | Step::AddRoute { .. }
+        | Step::AddNeighbour { .. }
+        | Step::Set { .. } => false,
     }
 }
 
@@ -273,9 +344,7 @@ mod tests {
             assert_eq!(links(), ["lo"], "not a namespace of its own");
             let networks = Networks::open(site(), directory.path(), []).unwrap();
             let plan = networks.plan(&[(vm().vm, vm())].into(), &Scope::All).unwrap();
-            for step in plan.iter().take(steps) {
-                apply::apply(step, directory.path()).unwrap();
-            }
+            apply::apply(plan.get(..steps).unwrap(), directory.path()).unwrap();
             test(directory.path());
             plan.len()
         })

@@ -25,11 +25,12 @@ use crate::hello::{self, Peer, Versions};
 pub const VM_HEADER: &str = "imp-vm";
 
 /// Bytes a peer may send on one stream before they are read.
-const STREAM_WINDOW: u32 = 1 << 20;
+const STREAM_WINDOW: u32 = 2 << 20;
 /// Bytes a peer may send on all streams before they are read.
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// Largest frame: long enough to keep the cost of a frame small, short enough that streams take turns.
-const FRAME: u32 = 64 << 10;
+/// Largest frame: a chunk of a file or of output (256 KiB) with what gRPC puts around it, so that it is one frame and not
+/// one and a rest; short enough that streams take turns.
+const FRAME: u32 = (256 << 10) + (1 << 10);
 const HEADERS: u32 = 16 << 10;
 const STREAMS: u32 = 512;
 

@@ -25,6 +25,7 @@ use crate::{network, random};
 
 mod archive;
 mod main_process;
+mod pack;
 
 pub(crate) use archive::copy_in;
 pub(crate) use main_process::{Heard, MAIN, Request, follow};

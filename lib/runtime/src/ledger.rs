@@ -98,7 +98,7 @@ pub(crate) struct Found {
     /// Directories of VMs that have no record: made and not yet recorded, or recorded and half removed.
     pub leftovers: Vec<VmId>,
     /// Records that cannot be read. They are left alone: what they belong to is not known.
-    pub unreadable: Vec<Error>,
+    pub unreadable: Vec<(VmId, Error)>,
 }
 
 /// Makes the VM's directory and its first record.
@@ -154,7 +154,7 @@ pub(crate) fn look(layout: &Layout) -> Result<Found, Error> {
         match read(&layout.vm(&id)) {
             Ok(Some(record)) => found.records.push(record),
             Ok(None) => found.leftovers.push(id),
-            Err(error) => found.unreadable.push(error),
+            Err(error) => found.unreadable.push((id, error)),
         }
     }
     found.records.sort_by_key(|record| (record.status.created, record.status.id.clone()));

@@ -4,7 +4,6 @@ mod admission;
 mod boot;
 mod cgroup;
 mod console;
-mod cpio;
 mod doctor;
 mod guest;
 mod id;

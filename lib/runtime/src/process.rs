@@ -85,8 +85,8 @@ impl Process {
 
     fn new(pid: Pid, start_ticks: u64, boot_id: String, pidfd: OwnedFd) -> Result<Self, Error> {
         let number = pid.as_raw_nonzero().get();
-        let pidfd = imp_sys::readiness::readable(pidfd)
-            .map_err(|source| Error::Open { pid: number, source })?;
+        let pidfd =
+            imp_sys::readiness::readable(pidfd).map_err(|source| Error::Open { pid: number, source })?;
         Ok(Self { record: ProcessRecord { pid: number, start_ticks, boot_id }, pidfd: Arc::new(pidfd) })
     }
 

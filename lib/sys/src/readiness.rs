@@ -27,7 +27,8 @@ mod tests {
         runtime.block_on(async {
             let (reader, mut writer) = io::pipe().expect("a pipe");
             let watched = readable(reader.into()).expect("a watch");
-            let waiting = tokio::spawn(async move { watched.readable().await.map(|mut ready| ready.retain_ready()) });
+            let waiting =
+                tokio::spawn(async move { watched.readable().await.map(|mut ready| ready.retain_ready()) });
             tokio::task::yield_now().await;
             assert!(!waiting.is_finished());
             writer.write_all(b"x").expect("room");

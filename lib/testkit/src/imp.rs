@@ -2,8 +2,10 @@
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -79,6 +81,8 @@ impl Imp {
             .args(arguments)
             .current_dir(self.folder.path())
             .env_remove("IMP_OWNER_IDLE_SECONDS")
+            .env_remove("IMP_INSECURE_REGISTRIES")
+            .env("DOCKER_CONFIG", self.docker())
             .env("IMP_DATA_DIR", self.data())
             .env("IMP_RUNTIME_DIR", self.folder.path().join("run"))
             .env("IMP_SETTINGS", self.settings())
@@ -97,6 +101,11 @@ impl Imp {
             let _ = std::fs::write(&path, "");
         }
         path
+    }
+
+    /// Docker's configuration directory; a test that wants one makes it.
+    pub fn docker(&self) -> PathBuf {
+        self.folder.path().join("docker")
     }
 
     /// Runs a command to its end.
@@ -163,6 +172,39 @@ impl Imp {
         }
         self.run(["owner", "stop"])?.good()?;
         wait_until("the owner is gone", || Ok(!self.socket().exists()))
+    }
+}
+
+/// An Imp with one VM that tests of a program share: busybox without a network, called `vm`. A boot is what takes time.
+pub struct SharedVm(Arc<Imp>);
+
+static SHARED: Mutex<Weak<Imp>> = Mutex::new(Weak::new());
+
+impl SharedVm {
+    pub fn get() -> anyhow::Result<Self> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(imp) = shared.upgrade() {
+            return Ok(Self(imp));
+        }
+        let imp = Imp::with_busybox()?;
+        let line = ["run", "-d", "--name", "vm", "--network", "none", images::BUSYBOX, "sleep", "100000"];
+        imp.run(line)?.good()?;
+        let imp = Arc::new(imp);
+        *shared = Arc::downgrade(&imp);
+        Ok(Self(imp))
+    }
+
+    /// The last one to end checks that nothing is left.
+    pub fn end(self) -> anyhow::Result<()> {
+        Arc::into_inner(self.0).map_or(Ok(()), Imp::end)
+    }
+}
+
+impl Deref for SharedVm {
+    type Target = Imp;
+
+    fn deref(&self) -> &Imp {
+        &self.0
     }
 }
 

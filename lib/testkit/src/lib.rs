@@ -8,3 +8,5 @@ pub mod machine;
 pub mod node;
 pub mod oci;
 pub mod registry;
+pub mod small_disk;
+pub mod terminal;

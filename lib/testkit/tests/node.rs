@@ -55,7 +55,7 @@ fn large_input_and_output_pass_whole_while_other_programs_run() {
 #[test]
 fn a_hung_program_meets_its_deadline_with_all_that_it_started() {
     let script = "setsid sleep 6543 & echo started; sleep 6543";
-    let error = NODE.exec(Command::shell(script).deadline(Duration::from_secs(5))).unwrap_err();
+    let error = NODE.exec(Command::shell(script).deadline(Duration::from_secs(8))).unwrap_err();
     let Error::Deadline { output, logs, .. } = &error else { panic!("{error}") };
     fs::remove_dir_all(logs.folder.as_ref().unwrap()).unwrap();
     assert_eq!((output.text().as_str(), &output.end), ("started\n", &Some(End::Signalled(9))));

@@ -58,11 +58,20 @@ pub(super) fn unpack(path: &Path, owner: Owner, reader: impl Read) -> Result<Unp
         buffer: vec![0; CHUNK],
     };
     let left = Rc::new(Cell::new(Some(MOST_RECORDS)));
-    let mut archive = Archive::new(Bounded { inner: reader, left: Rc::clone(&left) });
+    let torn = Rc::new(Cell::new(false));
+    let bounded = Bounded { inner: reader, left: Rc::clone(&left), torn: Rc::clone(&torn) };
+    let mut archive = Archive::new(bounded);
     for entry in archive.entries().map_err(Error::Archive)? {
         left.set(None);
         unpacker.member(entry.map_err(Error::Archive)?)?;
         left.set(Some(MOST_RECORDS));
+    }
+    if torn.get() {
+        // Between two members a stream that broke looks like one that is whole, but for the empty blocks at the end.
+        return Err(Error::Archive(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "it has no end: the stream broke, or the archive was written without its last two blocks",
+        )));
     }
     unpacker.set_times()?;
     Ok(unpacker.done)
@@ -74,6 +83,8 @@ struct Bounded<R> {
     inner: R,
     /// Bytes left; none while a member's content is read.
     left: Rc<Cell<Option<u64>>>,
+    /// Whether the stream ended where a member, or the archive's end, should have been.
+    torn: Rc<Cell<bool>>,
 }
 
 impl<R: Read> Read for Bounded<R> {
@@ -87,6 +98,7 @@ impl<R: Read> Read for Bounded<R> {
         }
         let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let count = self.inner.read(buffer.get_mut(..room).unwrap_or_default())?;
+        self.torn.set(count == 0 && room > 0);
         self.left.set(Some(left - count as u64));
         Ok(count)
     }
@@ -331,6 +343,7 @@ struct Extended {
 impl Extended {
     fn read(entry: &mut tar::Entry<'_, impl Read>) -> Result<Self, Error> {
         let mut extended = Self::default();
+        let entry_name = entry.path_bytes().into_owned();
         let Some(records) = entry.pax_extensions().map_err(Error::Archive)? else { return Ok(extended) };
         for record in records {
             let record = record.map_err(Error::Archive)?;
@@ -339,6 +352,11 @@ impl Extended {
                 b"mtime" => extended.modified = text().and_then(parse_time),
                 b"uid" => extended.uid = text().and_then(|uid| uid.parse().ok()),
                 b"gid" => extended.gid = text().and_then(|gid| gid.parse().ok()),
+                // Its content is a map and then the parts: unpacked as it stands it would be another file.
+                key if key.starts_with(b"GNU.sparse.") => {
+                    let name = String::from_utf8_lossy(&entry_name).into_owned();
+                    return Err(Error::Member(name, "it is sparse in PAX's way; pack it without --sparse"));
+                }
                 key => {
                     if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
                         extended.attributes.push((name.to_vec(), record.value_bytes().to_vec()));

@@ -17,6 +17,9 @@ use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+/// Bytes that one read of the device gives at the most: a page.
+const MOST_AT_ONCE: usize = 4 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Port {
     device: OwnedFd,
@@ -64,18 +67,22 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
-            match rustix::io::read(&self.0.device, buffer.initialize_unfilled()) {
+        let before = buffer.filled().len();
+        // A large buffer is neither cleared as a whole nor handed on with one page in it.
+        while buffer.remaining() > 0 {
+            let page = buffer.initialize_unfilled_to(buffer.remaining().min(MOST_AT_ONCE));
+            match rustix::io::read(&self.0.device, page) {
                 // Nothing read is the end: the host has hung up.
-                Ok(count) => {
-                    buffer.advance(count);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(Errno::AGAIN) => ready!(self.0.input.poll_change(context))?,
+                Ok(0) => break,
+                Ok(count) => buffer.advance(count),
                 Err(Errno::INTR) => {}
+                // What has been read is told first; the next call meets the same again.
+                Err(_) if buffer.filled().len() > before => break,
+                Err(Errno::AGAIN) => ready!(self.0.input.poll_change(context))?,
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
         }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -9,8 +9,8 @@ use imp_protocol::guest::NetworkInterface;
 
 use super::netlink::{Netlink, Prefix};
 
-/// Time that a device has to appear: its driver may still be at it.
-const APPEARS: Duration = Duration::from_secs(2);
+/// Time that a device has to appear: its driver is loaded while the agent already answers.
+const APPEARS: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Debug, thiserror::Error)]

@@ -6,10 +6,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use imp_protocol::guest::{FileChunk, OpenForWrite};
+use imp_protocol::guest::write_file_input::Input;
+use imp_protocol::guest::{FileChunk, OpenForWrite, WriteFileInput};
 use rustix::fs::OFlags;
 use tokio::sync::mpsc;
-use tonic::Status;
+use tokio::task::JoinHandle;
+use tonic::{Status, Streaming};
 
 use super::attributes::{self, Attributes, NewAttributes};
 use super::error::Error;
@@ -145,7 +147,7 @@ impl Sink {
         Ok(Self { path, file, size: 0, end: End::Rename { temporary, attributes } })
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.file.write_all(bytes).map_err(Error::file("cannot write", &self.path))?;
         self.size += bytes.len() as u64;
         Ok(())
@@ -169,6 +171,58 @@ impl Sink {
             }
             End::Done => Ok(self.size),
         }
+    }
+}
+
+/// Bytes that wait while others are written: a slow disk holds the host back.
+const MOST_WAITING: usize = 1 << 20;
+
+/// Writes a file from a stream of `data`, and returns its size when the stream has ended well. What breaks it before
+/// drops the sink, and with it what was written.
+///
+/// What arrives while a thread writes is written together next: one change of threads for many small messages.
+pub(crate) async fn receive(sink: Sink, mut inputs: Streaming<WriteFileInput>) -> Result<u64, Status> {
+    let mut waiting = Vec::new();
+    let (mut waiting_bytes, mut open) = (0, true);
+    let mut idle = Some(sink);
+    let mut writing = None;
+    while open || writing.is_some() || !waiting.is_empty() {
+        if let Some(mut sink) = idle.take_if(|_| !waiting.is_empty()) {
+            let chunks = std::mem::take(&mut waiting);
+            waiting_bytes = 0;
+            writing = Some(tokio::task::spawn_blocking(move || {
+                chunks.iter().try_for_each(|chunk: &Bytes| sink.write(chunk)).map(|()| sink)
+            }));
+        }
+        tokio::select! {
+            biased;
+            message = inputs.message(), if open && waiting_bytes < MOST_WAITING => match message? {
+                Some(WriteFileInput { input: Some(Input::Data(bytes)) }) => {
+                    waiting_bytes += bytes.len();
+                    waiting.push(bytes);
+                }
+                Some(_) => return Err(Status::invalid_argument("after `open` only `data` follows")),
+                None => open = false,
+            },
+            written = finished(&mut writing), if writing.is_some() => {
+                writing = None;
+                idle = Some(written??);
+            }
+        }
+    }
+    // A stream that the host has reset looks ended too, but then this call is dropped when it next waits.
+    tokio::task::yield_now().await;
+    match idle {
+        Some(sink) => Ok(crate::blocking(move || sink.finish()).await??),
+        None => Err(Status::internal("the file was not written to its end")),
+    }
+}
+
+/// The end of a step of work; never, when there is none.
+async fn finished<T>(step: &mut Option<JoinHandle<T>>) -> Result<T, Status> {
+    match step {
+        Some(step) => step.await.map_err(|_| Status::internal("the agent failed in this call; others go on")),
+        None => std::future::pending().await,
     }
 }
 

@@ -83,8 +83,21 @@ pub(super) fn rest() {
             log::warn(format_args!("{} not mounted: {error}", file_system.target));
         }
     }
+    make_tun();
     for (target, link) in LINKS {
         let _ = symlink(target, link);
+    }
+}
+
+/// Who opens it makes the kernel ask for its driver.
+fn make_tun() {
+    let path = "/dev/net/tun";
+    let made = make_directory(Path::new("/dev/net")).and_then(|()| {
+        let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o666));
+        Ok(rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, rustix::fs::makedev(10, 200))?)
+    });
+    if let Err(error) = made {
+        log::warn(format_args!("{path} not made: {error}"));
     }
 }
 

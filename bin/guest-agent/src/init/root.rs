@@ -1,7 +1,7 @@
 //! The machine's root: an overlay of the image's read-only disk and the VM's private one, with the agent at /.imp.
 
 use std::ffi::CString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -78,10 +78,10 @@ fn place_agent() -> Result<(), Error> {
     placed.map_err(step)
 }
 
-/// Puts the root over the initramfs. The initramfs cannot be unmounted; its files but the program are gone already.
+/// Puts the root over the initramfs. The initramfs cannot be unmounted; its files but the program and the modules of
+/// containers are gone already.
 fn switch() -> Result<(), Error> {
     let switched = (|| {
-        let _ = fs::remove_file("/modules.list");
         std::env::set_current_dir(ROOT)?;
         mount_move(ROOT, "/")?;
         rustix::process::chroot(".")?;

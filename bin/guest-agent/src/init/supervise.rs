@@ -14,6 +14,7 @@ use rustix::process::{WaitOptions, wait};
 use rustix::system::{RebootCommand, reboot};
 
 use super::handover::Requests;
+use super::modules::Late;
 use super::root::AGENT;
 use super::{Error, arguments};
 use crate::channel::Endpoint;
@@ -25,6 +26,9 @@ const AGENT_NAME: &str = "@imp-agent";
 /// Cgroup of the agent itself, and the one below which those of its processes are.
 const AGENT_CGROUP: &str = "/sys/fs/cgroup/imp/agent";
 pub(super) const EXEC_CGROUPS: &str = "/sys/fs/cgroup/imp/exec";
+/// Buffers of chunks stay in one heap: mapped anew, each page of each costs a fault, and an arena for each thread a heap.
+const MALLOC: &str =
+    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=1048576:glibc.malloc.arena_max=1";
 /// An agent that dies sooner than this after its start is given a pause.
 const HEALTHY: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(500);
@@ -41,12 +45,16 @@ pub(super) fn supervise(
     channel: &Endpoint,
     scratch: OwnedFd,
     power_off: PowerOff,
+    late: Late,
 ) -> Result<std::convert::Infallible, Error> {
     let wanted = [Number::CHLD, Number::INT, Number::TERM, Number::PWR].map(Number::get);
     let queue = signals::block_all(&wanted).map_err(Error::Agent)?;
     // Ctrl-Alt-Delete becomes SIGINT for this process instead of a reset.
     let _ = reboot(RebootCommand::CadOff);
     let mut agent = start(channel, &scratch, power_off)?;
+    super::stage("start of the agent");
+    late.load();
+    super::stage("late modules");
     let mut deaths = 0;
     loop {
         wait_for_news(&queue, &mut agent);
@@ -119,12 +127,13 @@ fn start(channel: &Endpoint, scratch: &OwnedFd, power_off: PowerOff) -> Result<R
         Ok(())
     };
     let mut command = Command::new(AGENT);
-    command.arg0(AGENT_NAME).args(words).env_clear();
+    command.arg0(AGENT_NAME).args(words).env_clear().env("GLIBC_TUNABLES", MALLOC);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = keep(FdFlags::empty()).map_err(std::io::Error::from).and_then(|()| command.spawn());
     let _ = keep(FdFlags::CLOEXEC);
     let child = child.map_err(Error::Agent)?;
     // The agent is no part of what an init in the guest manages.
+    super::stage("spawn of the agent");
     let _ = fs::create_dir_all(EXEC_CGROUPS);
     let _ = fs::create_dir_all(AGENT_CGROUP);
     let _ = fs::write(format!("{AGENT_CGROUP}/cgroup.procs"), child.id().to_string());

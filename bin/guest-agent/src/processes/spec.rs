@@ -14,6 +14,9 @@ use crate::accounts::{self, Account, Accounts};
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const LONGEST_ID: usize = 128;
 
+/// Id of the VM's main process.
+pub(super) const MAIN: &str = "main";
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("`id` must have 1 to {LONGEST_ID} characters of [a-zA-Z0-9._-], not {0:?}")]
@@ -104,7 +107,7 @@ impl ProcessId {
 
     /// Whether this is the process whose end is the machine's.
     pub(crate) fn is_main(&self) -> bool {
-        self.0 == "main"
+        self.0 == MAIN
     }
 }
 

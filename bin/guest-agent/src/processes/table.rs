@@ -1,8 +1,9 @@
 //! Which processes the agent has started, and how the last ones ended.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::inherit::MainProcess;
 use super::process::Process;
 use super::spec::ProcessId;
 
@@ -26,6 +27,7 @@ pub(crate) enum Error {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     state: Mutex<State>,
+    main: OnceLock<MainProcess>,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +45,11 @@ enum Entry {
 }
 
 impl Table {
+    /// What the main process was started with, from its start on.
+    pub(super) fn main(&self) -> &OnceLock<MainProcess> {
+        &self.main
+    }
+
     /// Takes an id, the given one or a new one, for a process that is about to start.
     pub(crate) fn reserve(self: &Arc<Self>, wanted: Option<ProcessId>) -> Result<Reservation, Error> {
         let mut state = self.state();

@@ -7,7 +7,7 @@ use crate::commands::run::explain;
 use crate::context::Context;
 use crate::exit::{OWN_FAILURE, Outcome};
 use crate::output;
-use crate::session::{self, End, Program, Signals, Stdin, Wiring};
+use crate::session::{self, End, Program, Signals, Stdin, Wiring, Written};
 use crate::terminal::DetachKeys;
 
 /// Connect this terminal to a VM's program
@@ -40,7 +40,13 @@ impl Attach {
                 signals: if self.sig_proxy { Signals::PassedOn } else { Signals::Kept },
                 detach_keys: self.detach_keys.clone(),
             };
-            match session::run(&mut Program::Main(attached), &wiring, &mut 1).await? {
+            match session::run(
+                &mut Program::Main(Box::new(attached)),
+                &wiring,
+                &mut Written { bytes: 1, first: None },
+            )
+            .await?
+            {
                 End::Exited(exit) => Ok(exit.code()),
                 End::Failed(status) => {
                     explain(&status);

@@ -190,6 +190,7 @@ fn open(directory: &Path, owners: Owners) -> OpenArchive {
         uid: root,
         gid: root,
         then_read_only: false,
+        read_only_name: bytes::Bytes::new(),
     }
 }
 

@@ -14,7 +14,7 @@ use imp_protocol::process::{Exit, Session};
 use crate::context::Context;
 use crate::exit::{Failure, OWN_FAILURE, Outcome};
 use crate::output;
-use crate::session::{self, End, Program, Signals, Stdin, Wiring};
+use crate::session::{self, End, Program, Signals, Stdin, Wiring, Written};
 use crate::terminal::{self, DetachKeys};
 use crate::value;
 
@@ -36,15 +36,15 @@ pub(crate) struct Exec {
     /// Leave the program running
     #[arg(short, long, conflicts_with = "interactive")]
     detach: bool,
-    /// A variable of the program's environment; NAME alone takes its value from here. May be repeated
+    /// A variable beside those of the VM's own program; NAME alone takes its value from here. May be repeated
     #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
     env: Vec<OsString>,
-    /// Who runs the program: a name or number of the guest, and a group
-    #[arg(short, long, value_name = "USER[:GROUP]", default_value = "0:0")]
-    user: String,
-    /// Where the program runs; made when missing
-    #[arg(short, long, value_name = "DIR", default_value = "/")]
-    workdir: OsString,
+    /// Who runs the program: a name or number of the guest, and a group [default: who runs the VM's own]
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    user: Option<String>,
+    /// Where the program runs; made when missing [default: where the VM's own program runs]
+    #[arg(short, long, value_name = "DIR")]
+    workdir: Option<OsString>,
     /// Kill the program after this time, in seconds; 0: never
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = value::duration)]
     timeout: Duration,
@@ -91,7 +91,7 @@ impl Exec {
             signals: Signals::PassedOn,
             detach_keys: self.detach_keys.clone(),
         };
-        conclude(session::run(&mut program, &wiring, &mut 0).await?)
+        conclude(session::run(&mut program, &wiring, &mut Written::default()).await?)
     }
 
     fn spec(&self, command: &[OsString]) -> ProcessSpec {
@@ -99,8 +99,9 @@ impl Exec {
         ProcessSpec {
             arguments: command.iter().map(bytes).collect(),
             environment: environment(&self.env, |name| std::env::var_os(name)),
-            user: self.user.clone(),
-            working_directory: bytes(&self.workdir),
+            user: self.user.clone().unwrap_or_default(),
+            working_directory: self.workdir.as_ref().map(bytes).unwrap_or_default(),
+            as_main: true,
             terminal: self.tty.then(|| terminal::size().unwrap_or_default().into()),
             stdin: self.interactive,
             detach: self.detach,
@@ -115,9 +116,8 @@ impl Exec {
     }
 }
 
-/// A search path, then what was asked for; a bare name that is not set here is left out.
+/// What was asked for; a bare name that is not set here is left out.
 fn environment(flags: &[OsString], host: impl Fn(&OsString) -> Option<OsString>) -> Vec<Bytes> {
-    let path = Bytes::from_static(b"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     let variable = |flag: &OsString| {
         if flag.as_bytes().contains(&b'=') {
             return Some(Bytes::copy_from_slice(flag.as_bytes()));
@@ -128,7 +128,7 @@ fn environment(flags: &[OsString], host: impl Fn(&OsString) -> Option<OsString>)
         whole.push(value);
         Some(whole.into_vec().into())
     };
-    std::iter::once(path).chain(flags.iter().filter_map(variable)).collect()
+    flags.iter().filter_map(variable).collect()
 }
 
 /// The agent of a VM, by any of the VM's names.
@@ -180,7 +180,6 @@ mod tests {
         let flags: Vec<OsString> = vec!["A=1".into(), "HERE".into(), "NOWHERE".into()];
         let variables = environment(&flags, |name| (name == "HERE").then(|| "x=y".into()));
         let expected: [&[u8]; 2] = [b"A=1", b"HERE=x=y"];
-        assert!(variables.first().unwrap().starts_with(b"PATH="));
-        assert_eq!(variables.get(1..).unwrap(), expected);
+        assert_eq!(variables, expected);
     }
 }

@@ -9,14 +9,14 @@ mod spec_tests;
 mod timings;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use imp_embedded::Owner;
 use imp_embedded::client::{Attached, AttachedStdin, Attachment};
 use imp_protocol::process::Exit;
 use imp_runtime::spec::{BaseDisk, CopiedMount, Terminal, VmSpec};
-use imp_runtime::status::{Outcome as VmOutcome, State, VmStatus};
+use imp_runtime::status::{Outcome as VmOutcome, Stage, State, VmStatus};
 use imp_storage::image::config::ImageConfig;
 
 pub(crate) use flags::Run;
@@ -27,7 +27,7 @@ use crate::context::Context;
 use crate::exit::{Failure, OWN_FAILURE, Outcome};
 use crate::output;
 use crate::progress::Detail;
-use crate::session::{self, End, Program, Signals, Stdin, Wiring};
+use crate::session::{self, End, Program, Signals, Stdin, Wiring, Written};
 use crate::terminal;
 
 /// How long the owner may be away while another takes over, in the midst of a run.
@@ -43,21 +43,22 @@ impl Run {
             bail!("-t with -i needs a terminal, and the input is none; leave -t out to pipe something in");
         }
         let mut timings = Timings::start();
-        let prepared = self.prepare(context)?;
-        timings.stage("image");
+        let prepared = self.prepare(context, &mut timings)?;
         context.block_on(self.run_vm(context, prepared, timings))?
     }
 
     /// The spec, and the holds on what it names until the VM itself holds it.
-    fn prepare(&self, context: &Context) -> anyhow::Result<Prepared> {
+    fn prepare(&self, context: &Context, timings: &mut Timings) -> anyhow::Result<Prepared> {
         let image = self.image_and_command.first().and_then(|image| image.to_str());
         let image = image.context("the image's name is not UTF-8")?;
         let detail = if self.quiet { Detail::Quiet } else { Detail::Shown };
         let store = context.store()?;
         let taken = source::take(&store, image, self.pull.into(), detail)?;
         let config: ImageConfig = store.inspect(&taken)?;
+        timings.stage("image found");
         let display = crate::progress::Display::new(detail);
         let base = store.base_disk(&taken, &[], &display)?;
+        timings.stage("disk found");
         let spec = self.spec(
             context,
             &config,
@@ -112,20 +113,28 @@ impl Run {
         mut timings: Timings,
     ) -> anyhow::Result<u8> {
         let owner = context.owner().await?;
-        timings.stage("owner");
+        timings.stage("owner found");
         let vm = owner.create(&prepared.spec).await?;
-        timings.stage("created");
+        timings.stage("VM on record");
         if self.detach {
             owner.start(vm.id.as_str()).await?;
             return self.leave_running(&owner, &vm).await;
         }
         // Attached before the start: nothing of the output is missed.
         let attached = owner.attach(vm.id.as_str(), self.attachment(0)).await?;
+        let start = Instant::now();
+        // Asked for beside the run: a VM with --rm is gone in the end.
+        let running = self.timings.then(|| tokio::spawn(until_running(owner.clone(), vm.id.to_string())));
         owner.start(vm.id.as_str()).await?;
-        let code = self.foreground(context, owner, &vm, attached).await?;
-        if self.timings {
-            timings.stage("ended");
-            timings.print();
+        let mut written = Written::default();
+        let code = self.foreground(context, owner, &vm, attached, &mut written).await?;
+        if let Some(running) = running {
+            timings.vm_stages(start, &running.await.unwrap_or_default());
+            if let Some(at) = written.first {
+                timings.stage_at("first byte", at);
+            }
+            timings.stage("end known");
+            output::say(timings.table().trim_end());
         }
         Ok(code)
     }
@@ -156,6 +165,7 @@ impl Run {
         mut owner: Owner,
         vm: &VmStatus,
         attached: Attached,
+        written: &mut Written,
     ) -> anyhow::Result<u8> {
         let wiring = Wiring {
             stdin: if self.interactive { Stdin::Sent } else { Stdin::None },
@@ -163,16 +173,17 @@ impl Run {
             signals: if self.sig_proxy { Signals::PassedOn } else { Signals::Kept },
             detach_keys: self.detach_keys.clone(),
         };
-        let mut program = Program::Main(attached);
-        let mut offset = 0;
+        let mut program = Program::Main(Box::new(attached));
         loop {
-            let end = match session::run(&mut program, &wiring, &mut offset).await {
+            let end = match session::run(&mut program, &wiring, written).await {
                 Ok(end) => end,
                 // Input that was on its way may be lost with the owner; output is not: the guest keeps it.
                 Err(error) if is_lost(&error) && !self.interactive => {
                     owner =
                         tokio::time::timeout(OWNER_CHANGES, context.owner()).await.unwrap_or(Err(error))?;
-                    program = Program::Main(owner.attach(vm.id.as_str(), self.attachment(offset)).await?);
+                    program = Program::Main(Box::new(
+                        owner.attach(vm.id.as_str(), self.attachment(written.bytes)).await?,
+                    ));
                     continue;
                 }
                 Err(error) => {
@@ -222,6 +233,11 @@ impl Run {
 struct Prepared {
     spec: VmSpec,
     _base: imp_storage::store::BaseDisk,
+}
+
+/// The stages of a VM up to its running; none if they cannot be found out any more.
+async fn until_running(owner: Owner, id: String) -> Vec<Stage> {
+    owner.wait(&id, State::Running).await.map_or_else(|_| Vec::new(), |status| status.stages)
 }
 
 fn absolute(path: &Path, what: &str) -> anyhow::Result<std::path::PathBuf> {

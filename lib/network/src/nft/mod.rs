@@ -1,9 +1,11 @@
 //! nftables: tables as plain data, written to the kernel in one transaction and read back over netlink.
 
 mod encode;
+mod expressions;
 mod kernel;
 mod model;
 mod read;
+mod rule;
 mod text;
 
 pub(crate) use encode::{add_elements, remove_elements, remove_table, replace_table};

@@ -106,9 +106,11 @@ fn early(site: &Site, uplinks: &str) -> Vec<Rule> {
     let mut rules = vec![
         Rule::new("no VM reaches the host's loopback", Action::Drop).from_any(uplinks).destination(loopback),
     ];
-    let pools = [Some(IpNet::V4(site.pool.ipv4())), site.pool.ipv6().map(IpNet::V6)];
-    rules.extend(pools.into_iter().flatten().map(|pool| {
-        Rule::new("VMs speak from leased addresses", Action::Drop).from_any(uplinks).source_outside(pool)
+    // The kernel's own check of senders (rp_filter) does this for IPv4, and only for IPv4.
+    rules.extend(site.pool.ipv6().map(|pool| {
+        Rule::new("VMs speak from leased addresses", Action::Drop)
+            .from_any(uplinks)
+            .source_outside(pool.into())
     }));
     rules
 }

@@ -160,3 +160,18 @@ fn without_ipv6_nothing_of_it_leaves_the_tap() {
         assert!(received.ends_with("\t0") || received.ends_with(" 0"), "{received}");
     });
 }
+
+#[test]
+fn a_policy_that_is_closed_later_holds_for_what_is_begun_later() {
+    on_own_host(Outside::Masquerade, |world| {
+        let arrivals = world.collect_udp(9);
+        let (networks, mut vm, mut guest) = connected(world, Egress::open());
+        guest.send(at(SERVER, 9), "open");
+        assert_eq!(next(&arrivals), "open");
+        vm.egress = Egress::only(Vec::new());
+        networks.connect(vm).unwrap();
+        guest.send(at(SERVER, 9), "closed");
+        guest.until_refused(at(SERVER, 9));
+        assert!(arrivals.try_recv().is_err());
+    });
+}

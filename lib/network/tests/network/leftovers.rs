@@ -1,8 +1,11 @@
 //! Nothing stays behind: not after an orderly end, not after a crash.
 
+use std::os::fd::AsFd;
+
 use imp_network::egress::Egress;
-use imp_network::spec::{Outside, Publish, PublishOn, Transport};
+use imp_network::spec::{Outside, Publish, PublishOn, Transport, VmNetwork};
 use imp_network::{Networks, obstacles};
+use imp_sys::netns;
 
 use crate::world::guest::Guest;
 use crate::world::{HOST, SERVER, at, inventory, ip, nft, on_own_host};
@@ -104,5 +107,39 @@ fn what_somebody_broke_is_mended() {
             assert_eq!(networks.pending().unwrap(), [], "breakage {number} was not mended");
         }
         assert_eq!(Guest::new(&networks, &vm.vm).fetch(at(SERVER, 80)), HOST);
+    });
+}
+
+#[test]
+fn many_vms_at_once_come_and_go() {
+    on_own_host(Outside::Masquerade, |world| {
+        world.serve_tcp(80);
+        let networks = world.networks();
+        let before = inventory(world);
+        let vms: Vec<_> = (0..8u16)
+            .map(|n| {
+                let mut vm = world.vm(&format!("vm{n}"), Egress::open());
+                let on = PublishOn::AnyAddress;
+                vm.publish =
+                    vec![Publish { transport: Transport::Tcp, on, host_port: 8080 + n, guest_port: 80 }];
+                vm
+            })
+            .collect();
+        let host = netns::current().unwrap();
+        let at_once = |work: &(dyn Fn(&VmNetwork) + Sync)| {
+            std::thread::scope(|scope| {
+                for vm in &vms {
+                    let host = host.as_fd();
+                    scope.spawn(move || netns::inside(host, || work(vm)).unwrap());
+                }
+            });
+        };
+        at_once(&|vm| {
+            networks.connect(vm.clone()).unwrap();
+            assert_eq!(Guest::new(&networks, &vm.vm).fetch(at(SERVER, 80)), HOST);
+        });
+        assert_eq!(networks.pending().unwrap(), []);
+        at_once(&|vm| networks.disconnect(&vm.vm).unwrap());
+        assert_eq!(inventory(world), before);
     });
 }

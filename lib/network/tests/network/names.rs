@@ -98,6 +98,30 @@ fn an_allowed_name_opens_its_address_and_port_and_another_name_nothing() {
 }
 
 #[test]
+fn questions_are_answered_on_a_connection_while_others_say_nothing() {
+    on_own_host(Outside::Masquerade, |world| {
+        let networks = world.networks();
+        let vm = world.vm("a", Egress::open());
+        networks.connect(vm.clone()).unwrap();
+        let (resolver, _asked) = upstream([198, 51, 100, 7]);
+        serve_names(&networks, &vm, resolver);
+        let mut guest = Guest::new(&networks, &vm.vm);
+        for _ in 0..8 {
+            guest.exchange(at(GATEWAY, 53), &[0], 0);
+        }
+        let mut message = Message::query();
+        message.add_query(Query::query(Name::from_ascii("any.example.").unwrap(), RecordType::A));
+        let question = message.to_vec().unwrap();
+        let mut bytes = u16::try_from(question.len()).unwrap().to_be_bytes().to_vec();
+        bytes.extend(question);
+        let answer = guest.exchange(at(GATEWAY, 53), &bytes, 2 + bytes.len());
+        let length = usize::from(u16::from_be_bytes([answer[0], answer[1]]));
+        let answer = Message::from_vec(&answer[2..2 + length]).unwrap();
+        assert_eq!((answer.metadata.id, answer.answers.len()), (message.metadata.id, 1));
+    });
+}
+
+#[test]
 fn an_opened_address_closes_when_its_time_is_over() {
     let name = "allowed.example".parse().unwrap();
     let egress = Egress::only(vec![Allow::Name { name, ports: Ports::Any, scope: Scope::Anywhere }]);

@@ -1,10 +1,13 @@
 //! Guests reach the world, and the world sees who they are.
 
+use std::time::Duration;
+
+use imp_network::NetworkError;
 use imp_network::egress::Egress;
 use imp_network::spec::{Guest as GuestSpec, Outside};
 
 use crate::world::guest::Guest;
-use crate::world::{GUEST_MAC, HOST, SERVER, at, on_own_host};
+use crate::world::{DEADLINE, GUEST_MAC, HOST, SERVER, at, on_own_host};
 
 #[test]
 fn two_vms_with_one_inner_address_are_told_apart_outside() {
@@ -66,5 +69,22 @@ fn the_tap_belongs_to_whom_it_is_made_for() {
         assert_eq!(networks.pending().unwrap(), []);
         let owner = networks.inside(&vm.vm, || crate::world::ip("-d -o link show tap0")).unwrap();
         assert!(owner.contains("user 54321 group 12346"), "{owner}");
+    });
+}
+
+#[test]
+fn a_tap_that_is_held_is_waited_for_and_then_named() {
+    on_own_host(Outside::Masquerade, |world| {
+        let networks = world.networks();
+        let vm = world.vm("a", Egress::open());
+        networks.connect(vm.clone()).unwrap();
+        let guest = Guest::new(&networks, &vm.vm);
+        let held = networks.await_free_tap(&vm.vm, Duration::from_millis(20));
+        assert!(matches!(held, Err(NetworkError::TapHeld { .. })), "{held:?}");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| networks.await_free_tap(&vm.vm, DEADLINE));
+            drop(guest);
+            waiting.join().unwrap().unwrap();
+        });
     });
 }

@@ -50,6 +50,7 @@ impl Request {
                 ..ProcessLimits::default()
             }),
             stop_signal: main.stop_signal.clone(),
+            as_main: false,
         };
         Self::Start { spec: Box::new(spec) }
     }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Config, Error, Runtime, Shared, Vms};
-use crate::boot::InitramfsCache;
+use crate::boot::{self, InitramfsCache};
 use crate::layout::Layout;
 use crate::ledger::{self, Found, Record, Stage};
 use crate::lifecycle::{Phase, Remains, VmmRemains};
@@ -53,6 +53,7 @@ pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
         ended: CancellationToken::new(),
         _lock: lock,
     });
+    boot::prune(&context.layout);
     let vms = take_over(&context).await?;
     Ok(Runtime { shared: Arc::new(Shared { context, config, vms: Mutex::new(vms) }) })
 }
@@ -95,10 +96,12 @@ async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
     for id in leftovers {
         ledger::remove(&context.layout.vm(&id))?;
     }
-    for error in unreadable {
-        tracing::error!(error = &error as &dyn std::error::Error, "a VM is left alone");
+    for (id, error) in &unreadable {
+        tracing::error!(vm = %id, error = error as &dyn std::error::Error, "a VM is left alone");
     }
     let living = records.iter().filter(|r| r.stage != Stage::Stopped).map(|r| &r.status.id);
+    // What is left alone may still run from its disk.
+    let living = living.chain(unreadable.iter().map(|(id, _)| id));
     if let Err(error) = pins::unpin_all_but(&context.store, &living.collect::<Vec<_>>()) {
         tracing::warn!(%error, "disks stay pinned");
     }

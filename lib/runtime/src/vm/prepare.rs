@@ -42,7 +42,7 @@ enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("{} is not a directory that can be copied into the guest", path.display())]
+    #[error("{} is neither a directory nor a file that can be copied into the guest", path.display())]
     Mount { path: PathBuf },
     #[error("preparing the VM was ended")]
     Ended,
@@ -104,7 +104,7 @@ fn prepare_blocking(
 
 fn check(spec: &VmSpec) -> Result<(), Error> {
     fs::File::open(&spec.base.path).map_err(|source| Error::Base { path: spec.base.path.clone(), source })?;
-    match spec.mounts.iter().find(|mount| !mount.source.is_dir()) {
+    match spec.mounts.iter().find(|mount| !mount.source.is_dir() && !mount.source.is_file()) {
         Some(mount) => Err(Error::Mount { path: mount.source.clone() }),
         None => Ok(()),
     }

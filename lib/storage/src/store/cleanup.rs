@@ -117,15 +117,22 @@ fn look(store: &Store, removing: &StoreLock) -> Result<Seen, Error> {
     let images = records::images(layout)?;
     let mut held: BTreeSet<Digest> = leased(layout, removing)?.into_iter().collect();
     held.extend(pins::list(layout)?.into_iter().map(|pin| pin.key));
-    let listed_images = images.iter().map(|record| ListedImage {
-        digest: record.digest,
-        is_named: named.contains(&record.digest),
-        blobs: record.blobs().map(|(blob, _)| blob).collect(),
-        disk: disks::key(store, record, &[]),
-        last_used: records::last_used(layout, &record.digest).unwrap_or(record.stored_at()),
-    });
+    let listed_images: Vec<ListedImage> = images
+        .iter()
+        .map(|record| ListedImage {
+            digest: record.digest,
+            is_named: named.contains(&record.digest),
+            blobs: record.blobs().map(|(blob, _)| blob).collect(),
+            disk: disks::key(store, record, &[]),
+            last_used: records::last_used(layout, &record.digest).unwrap_or(record.stored_at()),
+        })
+        .collect();
+    // Who runs on the disk wants to find its image again.
+    let of_held_disks = listed_images.iter().filter(|image| held.contains(&image.disk));
+    let of_held_disks: Vec<Digest> = of_held_disks.map(|image| image.digest).collect();
+    held.extend(of_held_disks);
     let listing = Listing {
-        images: listed_images.collect(),
+        images: listed_images,
         disks: listed_disks(store)?,
         blobs: store.blobs.list()?.into_iter().collect::<BTreeMap<_, _>>(),
         held,

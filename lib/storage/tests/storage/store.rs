@@ -10,7 +10,7 @@ use imp_storage::blob::digest::Digest;
 use imp_storage::image::base::LayerSource;
 use imp_storage::image::reference::Source;
 use imp_storage::progress::Event;
-use imp_storage::store::{Error, Image, Pin, PruneScope, PullPolicy, Removal, Store, StoreOptions};
+use imp_storage::store::{Error, Image, Pin, PruneScope, PullPolicy, Removal, Removed, Store, StoreOptions};
 use imp_testkit::machine::program;
 use imp_testkit::oci::{Compression, Image as OciImage, Layer};
 
@@ -128,6 +128,7 @@ fn a_pin_keeps_a_disk_and_an_image_until_it_is_taken_back() {
     assert_eq!(refused(Removal::Forced), ["vm-2"]);
     store.unpin_all("vm-2").unwrap();
     assert_eq!(refused(Removal::Careful), ["vm-1"]);
+    assert_eq!(store.prune(PruneScope::Unused).unwrap(), Removed::default(), "nor does the image of a pinned disk go");
     assert_eq!(store.remove("a:1", Removal::Forced).unwrap().images, [digest]);
     assert!(path.exists(), "the disk of a running VM stays");
     store.unpin(&key, "vm-1").unwrap();

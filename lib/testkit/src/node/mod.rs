@@ -23,7 +23,6 @@ mod logs;
 mod network;
 mod plan;
 mod program;
-
 mod transfer;
 
 use std::net::Ipv4Addr;

@@ -1,12 +1,15 @@
 //! `imp image rm`
 
 use clap::Args;
-use imp_storage::store::Removal;
+use imp_storage::store::{Error, Removal};
 
 use super::prune::tell;
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output;
+
+/// What owns the pins that VMs have on disks: this, and the VM's id.
+const VM_PIN: &str = "vm-";
 
 /// Remove images
 #[derive(Debug, Args)]
@@ -28,11 +31,53 @@ impl Rm {
             match store.remove(name, removal) {
                 Ok(removed) => tell(&removed)?,
                 Err(error) => {
-                    output::complain(&format!("{:#}", anyhow::Error::from(error)));
+                    output::complain(&match error {
+                        Error::InUse { owners, .. } => in_use(name, &names(context, &owners)),
+                        error => format!("{:#}", anyhow::Error::from(error)),
+                    });
                     code = 1;
                 }
             }
         }
         Ok(code)
+    }
+}
+
+/// The names of VMs that own pins; an id where the name cannot be found out, and what else owns a pin as it is.
+fn names(context: &Context, owners: &[String]) -> Vec<String> {
+    let listed = context.block_on(async {
+        match context.owner_if_any().await {
+            Ok(Some(owner)) => owner.list().await.unwrap_or_default(),
+            Ok(None) | Err(_) => Vec::new(),
+        }
+    });
+    let listed = listed.unwrap_or_default();
+    let name = |owner: &String| {
+        let id = owner.strip_prefix(VM_PIN).unwrap_or(owner);
+        let vm = listed.iter().find(|vm| vm.id.as_str() == id);
+        vm.map_or_else(|| id.to_owned(), |vm| vm.name.to_string())
+    };
+    owners.iter().map(name).collect()
+}
+
+fn in_use(image: &str, vms: &[String]) -> String {
+    let (noun, pronoun) = if vms.len() == 1 { ("VM", "it") } else { ("VMs", "them") };
+    format!(
+        "{image} is used by the {noun} {}; remove {pronoun} first: imp rm -f {}",
+        vms.join(", "),
+        vms.join(" ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_uses_an_image_is_named_with_the_way_out() {
+        let one = in_use("app", &["web".into()]);
+        assert_eq!(one, "app is used by the VM web; remove it first: imp rm -f web");
+        let two = in_use("app", &["web".into(), "db".into()]);
+        assert_eq!(two, "app is used by the VMs web, db; remove them first: imp rm -f web db");
     }
 }

@@ -135,6 +135,27 @@ impl Guest {
         })
     }
 
+    /// Connects, sends, and reads so many bytes.
+    pub(crate) fn exchange(&mut self, to: SocketAddr, bytes: &[u8], expected: usize) -> Vec<u8> {
+        let handle = self.tcp();
+        let port = self.port();
+        let socket = self.sockets.get_mut::<tcp::Socket<'_>>(handle);
+        socket.connect(self.interface.context(), to, port).unwrap();
+        let (mut sent, mut received) = (false, Vec::new());
+        self.until("an answer on a connection", |guest| {
+            let socket = guest.sockets.get_mut::<tcp::Socket<'_>>(handle);
+            if socket.can_send() && !sent {
+                socket.send_slice(bytes).unwrap();
+                sent = true;
+            }
+            while socket.can_recv() {
+                received.extend(socket.recv(|bytes| (bytes.len(), bytes.to_vec())).unwrap());
+            }
+            (received.len() >= expected).then_some(())
+        });
+        received
+    }
+
     /// Puts a frame on the wire as it is.
     pub(crate) fn inject(&mut self, frame: &[u8]) {
         rustix::io::write(&self.tap.device, frame).unwrap();

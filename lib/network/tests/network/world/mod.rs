@@ -61,11 +61,14 @@ impl World {
         ip(&format!("link set in0 netns {far}"));
         ip(&format!("address add {HOST}/24 dev out0"));
         ip("-6 address add 2001:db8::1/64 dev out0 nodad");
+        // No address that appears by itself, some time after the rest.
+        ip("link set out0 addrgenmode none");
         ip("link set out0 up");
         netns::inside(world.as_fd(), || {
             ip("link set lo up");
             ip(&format!("address add {SERVER}/24 dev in0"));
             ip("-6 address add 2001:db8::2/64 dev in0 nodad");
+            ip("link set in0 addrgenmode none");
             ip("link set in0 up");
             for address in [OTHER_SERVER, METADATA] {
                 ip(&format!("address add {address}/32 dev lo"));

@@ -46,7 +46,8 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
         }
         Accelerator::Emulation => {
             args.pair("-accel", format!("tcg,thread=multi,tb-size={TRANSLATION_CACHE_MIB}"));
-            args.pair("-cpu", "max");
+            // String instructions are emulated byte by byte, and a guest that sees `erms` copies and clears with them.
+            args.pair("-cpu", "max,-erms");
         }
     }
     args.pair("-smp", boot.cpus.get().to_string());
@@ -87,8 +88,9 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
 fn command_line(boot: &BootConfig, host: Host) -> String {
     let mut line = String::from("console=ttyS0 quiet reboot=t panic=-1");
     if let (Accelerator::Emulation, Some(khz)) = (host.accelerator, host.tsc_khz) {
-        // The emulated counter is the host's. A guest that has to measure it hangs when the host is busy meanwhile.
-        line.push_str(&format!(" tsc_early_khz={khz}"));
+        // The emulated counter is the host's. A guest that has to measure it hangs when the host is busy meanwhile, and one
+        // that compares it with timer ticks, of which a busy host loses some, falls back to a clock of 4 ms.
+        line.push_str(&format!(" tsc_early_khz={khz} tsc=reliable"));
     }
     if !boot.command_line.is_empty() {
         line.push(' ');
@@ -200,7 +202,7 @@ mod tests {
     fn only_an_emulated_guest_is_told_the_rate_of_the_host_s_clock() {
         assert_eq!(
             values(&text(&boot(), EMULATED), "-append"),
-            ["console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 imp.channel=c"]
+            ["console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.channel=c"]
         );
         let kvm = Host { accelerator: Accelerator::Kvm, ..EMULATED };
         assert_eq!(

@@ -206,7 +206,7 @@ fn parse_version(text: &str) -> Option<String> {
 async fn run_guest(program: &Path, rom: &Path, accelerator: Accelerator) -> Result<(), String> {
     let (accel, cpu) = match accelerator {
         Accelerator::Kvm => ("kvm", "host"),
-        Accelerator::Emulation => ("tcg", "max"),
+        Accelerator::Emulation => ("tcg", "max,-erms"),
     };
     let child = Command::new(program)
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-m", "4M"])

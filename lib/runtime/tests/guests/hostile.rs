@@ -1,0 +1,182 @@
+//! Guests that mean harm: what they send is bounded in the owner's memory and on its disk.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use imp_runtime::VmId;
+use imp_runtime::spec::KernelChoice;
+use imp_runtime::status::{Outcome, State};
+
+use super::host::{Host, exec, reachable, wait_until};
+use super::owner::{Owner, Then};
+
+const MIB: u64 = 1 << 20;
+
+/// In place of the agent: a shell that runs the attack of the kernel bundle it was booted with.
+const AGENT: &str = "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+while read module; do insmod $module; done </modules.list
+until [ -e /sys/class/virtio-ports/vport*p1 ]; do sleep 0.1; done
+exec 3<>/dev/$(basename /sys/class/virtio-ports/vport*p1)
+greet() { while read -r word oldest newest nonce <&3; do [ \"$word\" = IMP-HOST ] && break; done; printf '\\nIMP-GUEST 1 1 0.1.0 %s\\n' $nonce >&3; }
+. /attack
+";
+
+/// Bytes without a line, so that no greeting is ever found.
+const NOISE: &str = "while :; do cat /flood; done >&3";
+/// Greets, and answers every host with frames that it must answer, too.
+const PINGS: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while :; do cat /flood; done >&3";
+/// Greets, and answers the first call with a message of 4 GiB.
+const HUGE: &str = "while :; do greet; cat /settings /flood /flood /flood /flood >&3; done";
+
+/// RFC 9113, 4.1.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+fn pings() -> Vec<u8> {
+    frame(6, 0, 0, b"12345678").repeat(4096)
+}
+
+fn huge_answer() -> Vec<u8> {
+    // ":status: 200" of the static table, "content-type" as a literal: RFC 7541.
+    let headers = [&[0x88, 0x5f, 16][..], b"application/grpc"].concat();
+    let mut bytes = frame(1, 4, 1, &headers);
+    // Uncompressed, with the largest length there is.
+    bytes.extend(frame(0, 0, 1, b"\0\xff\xff\xff\xff"));
+    bytes.extend(frame(0, 0, 1, &[0; 16 << 10]).repeat(256));
+    bytes
+}
+
+/// A kernel bundle whose modules bring a shell and an attack along.
+fn bundle(host: &Host, name: &str, attack: &str, flood: &[u8]) {
+    let kernels = host.data().join("kernels");
+    let good = fs::canonicalize(kernels.join("default")).unwrap();
+    let directory = kernels.join(name);
+    fs::create_dir(&directory).unwrap();
+    symlink(good.join("vmlinux"), directory.join("vmlinux")).unwrap();
+    let busybox = fs::read(imp_testkit::machine::program("busybox").unwrap()).unwrap();
+    let settings = frame(4, 0, 0, &[]);
+    let files: [(&str, u32, &[u8]); 5] = [
+        ("bin", 0o040_755, b""),
+        ("bin/busybox", 0o100_755, &busybox),
+        ("attack", 0o100_644, attack.as_bytes()),
+        ("settings", 0o100_644, &settings),
+        ("flood", 0o100_644, flood),
+    ];
+    let mut out = fs::read(good.join("modules.cpio")).unwrap();
+    for (inode, (name, mode, content)) in files.into_iter().enumerate() {
+        let entry = cpio::newc::Builder::new(name).ino(inode as u32 + 1).mode(mode).nlink(1);
+        let mut entry = entry.write(out, content.len() as u32);
+        entry.write_all(content).unwrap();
+        out = entry.finish().unwrap();
+    }
+    fs::write(directory.join("modules.cpio"), cpio::newc::trailer(out).unwrap()).unwrap();
+}
+
+/// Bytes that a process has handed to the kernel.
+fn written(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse().ok()).unwrap_or(0)
+}
+
+#[tokio::test]
+async fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bounded_amount_of_memory() {
+    let host = Host::new();
+    let link = host.data().join("kernels");
+    let kernels = fs::canonicalize(link.join("default")).unwrap();
+    fs::remove_file(&link).unwrap();
+    fs::create_dir(&link).unwrap();
+    symlink(kernels, link.join("default")).unwrap();
+    let attacks: [(&str, &str, Vec<u8>, u64); 3] = [
+        ("noise", NOISE, vec![b'x'; 1 << 20], 64 * MIB),
+        ("pings", PINGS, pings(), 8 * MIB),
+        ("huge", HUGE, huge_answer(), 16 * MIB),
+    ];
+    let agent = host.path().join("hostile-agent");
+    fs::write(&agent, AGENT).unwrap();
+    let mut config = host.config();
+    config.guest_agent = agent.clone();
+    let vms = attacks.iter().map(|(name, attack, flood, _)| {
+        bundle(&host, name, attack, flood);
+        let mut spec = host.spec(name, &["true"]);
+        spec.kernel = KernelChoice::Bundle((*name).into());
+        (spec, Then::LetRun)
+    });
+    let vms = vms.collect();
+    let mut owner = Owner::start(&host, config.clone(), vms);
+    let mut spawned = std::collections::HashMap::new();
+    let mut ids = std::collections::HashSet::new();
+    while spawned.len() < attacks.len() {
+        let status = owner.until(|status| status.vmm_pid.is_some());
+        ids.insert(status.id);
+        spawned.insert(status.name.as_str().to_owned(), status.vmm_pid.unwrap());
+    }
+    let before = owner.resident();
+    let mut most = 0;
+    for (name, _, _, enough) in &attacks {
+        let pid = spawned[*name];
+        wait_until(name, || {
+            most = most.max(owner.resident());
+            written(pid) >= *enough
+        });
+    }
+    let grown = most.saturating_sub(before);
+    println!("the owner grew by {} KiB", grown >> 10);
+    // Three connections of at most 16 MiB each would be allowed to take more than they do.
+    assert!(grown < 24 * MIB, "the owner grew by {} KiB", grown >> 10);
+    owner.kill();
+    let runtime = imp_runtime::Runtime::open(config).await.unwrap();
+    for id in &ids {
+        super::host::outcome(&runtime, id).await;
+        let console = runtime.console(id).await.unwrap();
+        assert!(!console.iter().any(|line| line.contains("panic")), "{console:#?}");
+        runtime.remove(id).await.unwrap();
+    }
+    drop(runtime);
+    fs::remove_file(&agent).unwrap();
+    fs::remove_dir_all(&link).unwrap();
+    let ids: Vec<VmId> = ids.into_iter().collect();
+    host.assert_nothing_left(&ids);
+}
+
+#[tokio::test]
+async fn a_program_that_floods_its_output_and_the_console_costs_a_bounded_amount_of_memory_and_disk() {
+    let host = Host::new();
+    let spec =
+        host.shell("flood", "while :; do cat /proc/kallsyms; done >/dev/console & exec yes 0123456789abcdef");
+    let mut owner = Owner::start(&host, host.config(), vec![(spec, Then::LetRun)]);
+    let status = owner.until(|status| status.state == State::Running);
+    let before = owner.resident();
+    let vm = host.vm(&status.id);
+    let mut most = 0;
+    // The files turn over: three and a half times the log, twice the console.
+    for file in ["logs/main.7.log", "console.1.log"] {
+        wait_until(file, || {
+            most = most.max(owner.resident());
+            vm.join(file).exists()
+        });
+    }
+    let grown = most.saturating_sub(before);
+    println!("the owner grew by {} KiB", grown >> 10);
+    assert!(grown < 16 * MIB, "the owner grew by {} KiB", grown >> 10);
+    owner.kill();
+    let size = |path: &Path| fs::metadata(path).unwrap().len();
+    let logs: u64 = fs::read_dir(vm.join("logs")).unwrap().map(|entry| size(&entry.unwrap().path())).sum();
+    assert!(logs <= 2 * (4 * MIB + MIB), "{logs} bytes of log");
+    let console = size(&vm.join("console.log")) + size(&vm.join("console.1.log"));
+    assert!(console <= MIB, "{console} bytes of console");
+    // It floods on, and the next owner can ask it all the same.
+    let runtime = host.open().await;
+    reachable(&runtime, &status.id).await;
+    assert_eq!(exec(&runtime, &status.id, "echo here").await, ("here\n".into(), 0));
+    assert_eq!(runtime.kill(&status.id).await.unwrap().outcome, Some(Outcome::Killed));
+    host.end(runtime).await;
+}
