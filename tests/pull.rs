@@ -16,7 +16,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> anyhow::Result<Self> {
         let registry = Registry::start()?;
-        registry.push(&images::busybox()?, images::BUSYBOX, "app")?;
+        registry.push_as(&images::busybox()?, images::BUSYBOX, "app:latest")?;
         Ok(Self { imp: Imp::new()?, registry })
     }
 
@@ -38,7 +38,11 @@ fn an_image_is_pulled_once_and_a_log_says_what_was_done() -> anyhow::Result<()> 
     }
     assert!(!came.stderr.contains('\x1b') && !came.stderr.contains('\r'), "{:?}", came.stderr);
     let again = imp.run(["image", "pull", &name])?;
-    assert!(again.stderr.contains("already there") && !again.stderr.contains("downloaded"), "{}", again.stderr);
+    assert!(
+        again.stderr.contains("already there") && !again.stderr.contains("downloaded"),
+        "{}",
+        again.stderr
+    );
     let quiet = imp.run(["image", "pull", "--quiet", &name])?;
     assert_eq!((quiet.stdout, quiet.stderr.as_str()), (came.stdout, ""));
     assert_eq!(imp.run(["image", "ls", "-q"])?.good()?, format!("{name}\n"));
@@ -70,7 +74,11 @@ fn plain_http_is_only_spoken_where_the_user_says_so() -> anyhow::Result<()> {
     let name = format!("{}/app:latest", fixture.registry.address());
     let came = fixture.imp.run(["image", "pull", &name])?;
     assert_eq!(came.code, Some(1));
-    assert!(came.stderr.contains("does not speak TLS") && came.stderr.contains("insecure"), "{}", came.stderr);
+    assert!(
+        came.stderr.contains("does not speak TLS") && came.stderr.contains("insecure"),
+        "{}",
+        came.stderr
+    );
     let mut command = fixture.imp.command(["image", "pull", &name]);
     let child = command.env("IMP_INSECURE_REGISTRIES", fixture.registry.address()).spawn()?;
     finish(child)?.good()?;
@@ -106,7 +114,17 @@ fn a_policy_decides_whether_the_registry_is_asked() -> anyhow::Result<()> {
     let name = fixture.at(proxy.address())?;
     // Nothing is booted: the kernel that is asked for does not exist, and is looked for after the image.
     let run = |policy: &str| {
-        fixture.imp.run(["run", "--pull", policy, "--kernel", "/no/kernel", "--network", "none", &name, "true"])
+        fixture.imp.run([
+            "run",
+            "--pull",
+            policy,
+            "--kernel",
+            "/no/kernel",
+            "--network",
+            "none",
+            &name,
+            "true",
+        ])
     };
     let came = run("never")?;
     assert!(came.code == Some(125) && came.stderr.contains("imp image pull"), "{}", came.stderr);
@@ -126,10 +144,7 @@ fn a_policy_decides_whether_the_registry_is_asked() -> anyhow::Result<()> {
 #[test]
 fn a_registry_that_cannot_be_reached_is_named_with_what_to_check() -> anyhow::Result<()> {
     let imp = Imp::new()?;
-    fs::write(
-        imp.settings(),
-        "[registries]\nattempts = 1\ninsecure = [\"127.0.0.1:1\"]\n",
-    )?;
+    fs::write(imp.settings(), "[registries]\nattempts = 1\ninsecure = [\"127.0.0.1:1\"]\n")?;
     let came = imp.run(["image", "pull", "127.0.0.1:1/app"])?;
     assert_eq!(came.code, Some(1));
     assert!(
@@ -189,7 +204,7 @@ fn a_disk_that_is_full_is_said_to_be_and_stops_nothing_for_good() -> anyhow::Res
     let mount = SmallDisk::mount(&images, "700k")?;
     let came = fixture.imp.run(["image", "pull", &name])?;
     assert_eq!(came.code, Some(1), "{}", came.stderr);
-    assert!(came.stderr.contains("the disk is full"), "{}", came.stderr);
+    assert!(came.stderr.contains("is full; free space there"), "{}", came.stderr);
     assert_eq!(fixture.imp.run(["image", "ls", "-q"])?.good()?, "");
     mount.resize("50m")?;
     fixture.imp.run(["image", "pull", &name])?.good()?;

@@ -1,5 +1,6 @@
 //! The command line as a whole; each command's own part stands with the command.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -27,24 +28,44 @@ pub(crate) struct Arguments {
 /// Heading of the flags that every command takes.
 const PLACES: &str = "Places";
 
-/// Flags that every command takes.
-#[derive(Debug, Default, Args)]
+/// Flags that every command takes. Each may also come from a variable, which clap does not know: it would name the flag
+/// in the usage of every error.
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Global {
-    /// Where images, kernels, records and disks are [default: /var/lib/imp for root, else $XDG_DATA_HOME/imp]
-    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_DATA_DIR", value_name = "DIR", hide_env_values = true)]
+    /// Where images, kernels, records and disks are, or IMP_DATA_DIR [default: /var/lib/imp for root, else
+    /// $XDG_DATA_HOME/imp]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Where sockets and locks are [default: /run/imp for root, else $XDG_RUNTIME_DIR/imp]
-    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_RUNTIME_DIR", value_name = "DIR", hide_env_values = true)]
+    /// Where sockets and locks are, or IMP_RUNTIME_DIR [default: /run/imp for root, else $XDG_RUNTIME_DIR/imp]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "DIR")]
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// The settings file, TOML [default: /etc/imp/settings.toml for root, else $XDG_CONFIG_HOME/imp/settings.toml]
-    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_SETTINGS", value_name = "FILE", hide_env_values = true)]
+    /// The settings file, TOML, or IMP_SETTINGS [default: /etc/imp/settings.toml for root, else
+    /// $XDG_CONFIG_HOME/imp/settings.toml]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "FILE")]
     pub(crate) settings: Option<PathBuf>,
-    /// The static binary that becomes /init of every guest [default: beside imp, or in ../libexec/imp]
-    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_GUEST_AGENT", value_name = "FILE", hide_env_values = true)]
+    /// The static binary that becomes /init of every guest, or IMP_GUEST_AGENT [default: beside imp, or in
+    /// ../libexec/imp]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "FILE")]
     pub(crate) guest_agent: Option<PathBuf>,
-    /// The QEMU program [default: qemu-system-x86_64 of PATH]
-    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, env = "IMP_QEMU", value_name = "FILE", hide_env_values = true)]
+    /// The QEMU program, or IMP_QEMU [default: qemu-system-x86_64 of PATH]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "FILE")]
     pub(crate) qemu: Option<PathBuf>,
+}
+
+impl Global {
+    /// What no flag says is as a variable says; an empty one says nothing.
+    pub(crate) fn or_variables(self, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let or = |flag: Option<PathBuf>, name| {
+            flag.or_else(|| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+        };
+        Self {
+            data_dir: or(self.data_dir, "IMP_DATA_DIR"),
+            runtime_dir: or(self.runtime_dir, "IMP_RUNTIME_DIR"),
+            settings: or(self.settings, "IMP_SETTINGS"),
+            guest_agent: or(self.guest_agent, "IMP_GUEST_AGENT"),
+            qemu: or(self.qemu, "IMP_QEMU"),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -114,6 +135,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_flag_wins_over_a_variable_and_an_empty_variable_says_nothing() {
+        let flags = Global { data_dir: Some("/flag".into()), ..Global::default() };
+        let merged = flags.or_variables(|name| match name {
+            "IMP_DATA_DIR" | "IMP_QEMU" => Some("/variable".into()),
+            _ => Some(OsString::new()),
+        });
+        assert_eq!(merged.data_dir, Some("/flag".into()));
+        assert_eq!(merged.qemu, Some("/variable".into()));
+        assert_eq!((merged.runtime_dir, merged.settings, merged.guest_agent), (None, None, None));
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(flags: &Global) -> anyhow::Result<Self> {
         let world = World::look().context("cannot find this program's own file")?;
-        let mut settings = Settings::read(flags, &world)?;
+        let flags = flags.clone().or_variables(|name| std::env::var_os(name));
+        let mut settings = Settings::read(&flags, &world)?;
         // The owner works from another directory.
         let here = std::env::current_dir().unwrap_or_default();
         settings.layout.data = here.join(&settings.layout.data);

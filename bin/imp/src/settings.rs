@@ -1,6 +1,6 @@
 //! What is set where: flags win over variables, variables over the settings file, the file over defaults.
 //!
-//! Everything is read here, once, and handed on as plain values. (Flags and variables arrive merged: clap knows both.)
+//! Everything is read here, once, and handed on as plain values. (Of paths, flags and variables arrive merged.)
 
 use std::ffi::OsString;
 use std::io;

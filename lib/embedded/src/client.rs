@@ -24,14 +24,25 @@ pub enum Error {
     /// The owner, or a guest behind it, says no: the message is meant for the user.
     #[error("{}", .0.message())]
     Refused(Box<Status>),
+    /// The transport's own words say nothing to a user.
     #[error("the connection to the owner of the VMs broke; run the command again")]
-    Lost(#[source] Box<Status>),
+    Lost(Box<Status>),
     #[error("the owner of the VMs does not answer; see its log, or end it with `imp owner stop`")]
     Silent,
     #[error("the owner of the VMs gave an answer that this version does not understand")]
     Answer(#[from] convert::Error),
     #[error("a process sent what this version does not understand")]
     Process(#[from] process::Error),
+}
+
+impl Error {
+    /// Whether the owner went away; another one may go on with what it did.
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Lost(_) | Self::Process(process::Error::CutShort) => true,
+            Self::Refused(_) | Self::Silent | Self::Answer(_) | Self::Process(_) => false,
+        }
+    }
 }
 
 impl From<Status> for Error {

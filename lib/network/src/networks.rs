@@ -346,6 +346,9 @@ mod tests {
             let plan = networks.plan(&[(vm().vm, vm())].into(), &Scope::All).unwrap();
             apply::apply(plan.get(..steps).unwrap(), directory.path()).unwrap();
             test(directory.path());
+            for file in fs::read_dir(directory.path()).unwrap() {
+                netns::remove_at(&file.unwrap().path()).unwrap();
+            }
             plan.len()
         })
         .unwrap()

@@ -132,6 +132,12 @@ where
     }
 }
 
+/// Whether these bytes are a host's greeting, whole and nothing else.
+pub fn is_greeting(bytes: &[u8]) -> bool {
+    let line = bytes.strip_prefix(b"\n").and_then(|line| line.strip_suffix(b"\n"));
+    line.is_some_and(|line| line.len() <= LONGEST_LINE && HostLine::parse(line).is_some())
+}
+
 struct HostLine {
     versions: Versions,
     nonce: u64,

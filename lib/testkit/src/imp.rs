@@ -139,7 +139,10 @@ impl Imp {
     /// Process id of the owner that lives.
     pub fn owner_pid(&self) -> anyhow::Result<Option<u32>> {
         let version: serde_json::Value = serde_json::from_str(&self.run(["version", "-o", "json"])?.good()?)?;
-        Ok(version.pointer("/owner/pid").and_then(serde_json::Value::as_u64).and_then(|pid| pid.try_into().ok()))
+        Ok(version
+            .pointer("/owner/pid")
+            .and_then(serde_json::Value::as_u64)
+            .and_then(|pid| pid.try_into().ok()))
     }
 
     /// Ends the owner as the kernel would.

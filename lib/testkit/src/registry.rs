@@ -91,6 +91,11 @@ impl Registry {
 
     /// Pushes the image with this tag from an OCI layout, all its platforms, to `repository:tag`.
     pub fn push(&self, layout: &Path, tag: &str, repository: &str) -> anyhow::Result<()> {
+        self.push_as(layout, tag, &format!("{repository}:{tag}"))
+    }
+
+    /// Pushes the image that the layout calls `name`, all its platforms, to `target`: `REPOSITORY:TAG`.
+    pub fn push_as(&self, layout: &Path, name: &str, target: &str) -> anyhow::Result<()> {
         let output = Command::new(program("skopeo")?)
             .args([
                 "copy",
@@ -100,8 +105,8 @@ impl Registry {
                 "--dest-tls-verify=false",
                 "--insecure-policy",
             ])
-            .arg(format!("oci:{}:{tag}", layout.display()))
-            .arg(format!("docker://{}/{repository}:{tag}", self.address))
+            .arg(format!("oci:{}:{name}", layout.display()))
+            .arg(format!("docker://{}/{target}", self.address))
             .stdin(Stdio::null())
             .output()?;
         ensure!(output.status.success(), "skopeo: {}", String::from_utf8_lossy(&output.stderr));

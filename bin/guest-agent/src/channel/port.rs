@@ -4,13 +4,18 @@
 //! host is connected, it reads as ended and polls as hung up without end. tokio's readiness keeps a hang-up for ever and
 //! would spin, so the port sits in an epoll instance of its own, edge-triggered, one per direction: that one becomes
 //! readable when the port's state has changed, and never hangs up itself.
+//!
+//! A host that hangs up and comes back before this process runs again leaves no trace in the device: what it says next
+//! would end up in a frame of the old conversation that was never finished. So a greeting that arrives by itself ends the
+//! old conversation and begins the next. Content of a frame does not arrive by itself: its header comes with it.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
+use imp_protocol::hello;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -25,6 +30,8 @@ pub(crate) struct Port {
     device: OwnedFd,
     input: Changes,
     output: Changes,
+    /// The greeting of the next conversation, read by the one before.
+    greeting: Mutex<Vec<u8>>,
 }
 
 impl Port {
@@ -32,7 +39,11 @@ impl Port {
     pub(crate) fn new(device: OwnedFd) -> io::Result<Self> {
         let input = Changes::of(&device, EventFlags::IN)?;
         let output = Changes::of(&device, EventFlags::OUT)?;
-        Ok(Self { device, input, output })
+        Ok(Self { device, input, output, greeting: Mutex::default() })
+    }
+
+    fn greeting(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.greeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a host is connected.
@@ -53,32 +64,52 @@ impl Port {
 
 /// One conversation over the port.
 #[derive(Debug)]
-pub(crate) struct Stream(Arc<Port>);
+pub(crate) struct Stream {
+    port: Arc<Port>,
+    /// The host has begun another conversation.
+    over: bool,
+}
 
 impl Stream {
     pub(crate) fn new(port: Arc<Port>) -> Self {
-        Self(port)
+        Self { port, over: false }
     }
 }
 
 impl AsyncRead for Stream {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.over {
+            return Poll::Ready(Ok(()));
+        }
+        {
+            let mut greeting = self.port.greeting();
+            if !greeting.is_empty() {
+                let count = greeting.len().min(buffer.remaining());
+                buffer.put_slice(greeting.drain(..count).as_slice());
+                return Poll::Ready(Ok(()));
+            }
+        }
         let before = buffer.filled().len();
         // A large buffer is neither cleared as a whole nor handed on with one page in it.
         while buffer.remaining() > 0 {
             let page = buffer.initialize_unfilled_to(buffer.remaining().min(MOST_AT_ONCE));
-            match rustix::io::read(&self.0.device, page) {
+            match rustix::io::read(&self.port.device, &mut *page) {
                 // Nothing read is the end: the host has hung up.
                 Ok(0) => break,
+                Ok(count) if page.get(..count).is_some_and(hello::is_greeting) => {
+                    self.port.greeting().extend_from_slice(page.get(..count).unwrap_or_default());
+                    self.over = true;
+                    break;
+                }
                 Ok(count) => buffer.advance(count),
                 Err(Errno::INTR) => {}
                 // What has been read is told first; the next call meets the same again.
                 Err(_) if buffer.filled().len() > before => break,
-                Err(Errno::AGAIN) => ready!(self.0.input.poll_change(context))?,
+                Err(Errno::AGAIN) => ready!(self.port.input.poll_change(context))?,
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
         }
@@ -89,9 +120,9 @@ impl AsyncRead for Stream {
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
-            match rustix::io::write(&self.0.device, bytes) {
+            match rustix::io::write(&self.port.device, bytes) {
                 Ok(count) => return Poll::Ready(Ok(count)),
-                Err(Errno::AGAIN) => ready!(self.0.output.poll_change(context))?,
+                Err(Errno::AGAIN) => ready!(self.port.output.poll_change(context))?,
                 Err(Errno::INTR) => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
@@ -165,6 +196,27 @@ mod tests {
         c.unwrap();
         d.unwrap();
         assert!(there == sent && back == sent);
+    }
+
+    #[tokio::test]
+    async fn a_greeting_by_itself_ends_a_conversation_and_begins_the_next() {
+        let (host, port) = port();
+        let mut old = Stream::new(Arc::clone(&port));
+        let mut host = tokio::net::UnixStream::from_std(host).unwrap();
+        let greeting = b"\nIMP-HOST 1 1 00000000000000ff\n";
+        host.write_all(b"half a frame, then with its header: \nIMP-HOST 1 1 0000000000000001\n").await.unwrap();
+        let mut read = vec![0; 1 << 10];
+        assert_eq!(old.read(&mut read).await.unwrap(), 67);
+        host.write_all(greeting).await.unwrap();
+        assert_eq!(old.read(&mut read).await.unwrap(), 0);
+        assert_eq!(old.read(&mut read).await.unwrap(), 0);
+        drop(old);
+        let mut new = Stream::new(port);
+        for byte in greeting {
+            assert_eq!(new.read_u8().await.unwrap(), *byte);
+        }
+        host.write_all(b"PRI").await.unwrap();
+        assert_eq!(new.read(&mut read).await.unwrap(), 3);
     }
 
     #[tokio::test]

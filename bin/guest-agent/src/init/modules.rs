@@ -8,11 +8,13 @@ use crate::log;
 
 /// Modules of every machine, in the order in which they must be loaded.
 const LIST: &str = "/modules.list";
-/// Modules of container tools, loaded at the kernel's first request for one of them.
-const CONTAINERS: &str = "/containers.list";
-/// What the kernel executes, in the initramfs, when it misses a module: this program.
-const REQUESTS: (&str, &str) = ("/proc/sys/kernel/modprobe", "/init");
-/// How the kernel calls it: `/init -q -- NAME`.
+/// Where their files are in the initramfs, and in the root.
+pub(super) const DIRECTORY: &str = "/modules";
+pub(super) const IN_ROOT: &str = "/.imp/modules";
+/// Modules of container tools, loaded at the kernel's first request for one of them: in the initramfs, then beside them.
+const CONTAINERS: [&str; 2] = ["/containers.list", "/modules/containers.list"];
+/// What the kernel executes when it misses a module: this program, `-q -- NAME`.
+const REQUESTS: &str = "/proc/sys/kernel/modprobe";
 const QUIET: &str = "-q";
 
 /// Drivers that no answer to the host waits for. Who wants a network waits for its interface.
@@ -54,8 +56,10 @@ pub(super) fn load(vsock: Vsock) -> Late {
         }
     }
     let _ = fs::remove_file(LIST);
-    if let Err(error) = fs::write(REQUESTS.0, REQUESTS.1) {
-        log::warn(format_args!("{} not set: {error}", REQUESTS.0));
+    // A kernel bundle without modules for containers has no such list.
+    let _ = fs::rename(CONTAINERS[0], CONTAINERS[1]);
+    if let Err(error) = fs::write(REQUESTS, super::root::AGENT) {
+        log::warn(format_args!("{REQUESTS} not set: {error}"));
     }
     Late(late)
 }
@@ -75,10 +79,12 @@ pub fn requested(words: &[String]) -> bool {
         return false;
     }
     if of_containers(name) {
-        let paths = listed(CONTAINERS);
+        let in_root = |path: &str| path.replacen(DIRECTORY, IN_ROOT, 1);
+        let list = in_root(CONTAINERS[1]);
+        let paths = listed(&list);
         // Before the first of them: it asks for others, and those come with this list.
-        let _ = fs::remove_file(CONTAINERS);
-        for path in paths {
+        let _ = fs::remove_file(&list);
+        for path in paths.iter().map(|path| in_root(path)) {
             if let Ok(module) = File::open(&path) {
                 insert(&path, &module);
             }

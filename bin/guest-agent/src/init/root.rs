@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move, mount_remount};
 
-use super::{Error, mounts};
+use super::{Error, modules, mounts};
 
 const BASE: &str = "/imp.base";
 const SCRATCH: &str = "/imp.scratch";
@@ -60,6 +60,7 @@ fn place_agent() -> Result<(), Error> {
     let below = |path: &str| format!("{ROOT}{path}");
     let step = failed("the agent's directory");
     let placed = (|| {
+        mounts::make_directory(Path::new(modules::DIRECTORY))?;
         mounts::make_directory(Path::new(&below(IMP)))?;
         mount(
             "imp",
@@ -72,6 +73,8 @@ fn place_agent() -> Result<(), Error> {
             File::create(below(name))?;
             mount_bind(PROGRAM, below(name).as_str())?;
         }
+        mounts::make_directory(Path::new(&below(modules::IN_ROOT)))?;
+        mount_bind(modules::DIRECTORY, below(modules::IN_ROOT).as_str())?;
         mount_remount(below(IMP).as_str(), MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV, c"")?;
         Ok(())
     })();

@@ -1,7 +1,7 @@
 //! `imp logs`
 
 use std::io::{Write, stderr, stdout};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use imp_embedded::client::{Follow, LogEntry, LogQuery, LogSource, LogStream};
@@ -37,19 +37,30 @@ pub(crate) struct Logs {
 impl Logs {
     pub(crate) fn run(self, context: &Context) -> Outcome {
         let since = self.since.as_deref().map(|since| value::time(since, SystemTime::now())).transpose()?;
-        let query = LogQuery {
+        let mut query = LogQuery {
             follow: if self.follow { Follow::UntilStopped } else { Follow::No },
             tail: self.tail,
             since,
             source: if self.console { LogSource::Console } else { LogSource::Main },
         };
         context.block_on(async {
-            let mut logs = context.owner().await?.logs(&self.vm, query).await?;
+            let mut logs = context.owner().await?.logs(&self.vm, query.clone()).await?;
             let mut printer = Printer { stamps: self.timestamps, within_line: [false; 2] };
-            while let Some(entry) = logs.next().await? {
-                printer.print(&entry)?;
+            loop {
+                match logs.next().await {
+                    Ok(Some(entry)) => {
+                        printer.print(&entry)?;
+                        // Should the owner change, the next one begins behind what was printed.
+                        query.since = entry.at.checked_add(Duration::from_nanos(1));
+                        query.tail = None;
+                    }
+                    Ok(None) => return Ok(0),
+                    Err(error) if self.follow && error.is_lost() => {
+                        logs = context.owner().await?.logs(&self.vm, query.clone()).await?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
-            Ok(0)
         })?
     }
 }

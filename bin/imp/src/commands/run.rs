@@ -249,12 +249,7 @@ fn absolute(path: &Path, what: &str) -> anyhow::Result<std::path::PathBuf> {
 }
 
 fn is_lost(error: &anyhow::Error) -> bool {
-    use imp_embedded::client::Error;
-    use imp_protocol::process;
-    match error.downcast_ref::<Error>() {
-        Some(Error::Lost(_) | Error::Process(process::Error::CutShort)) => true,
-        Some(Error::Refused(_) | Error::Silent | Error::Answer(_) | Error::Process(_)) | None => false,
-    }
+    error.downcast_ref::<imp_embedded::client::Error>().is_some_and(imp_embedded::client::Error::is_lost)
 }
 
 /// Says why a VM failed, with the console's last lines.

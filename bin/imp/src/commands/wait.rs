@@ -17,8 +17,14 @@ pub(crate) struct Wait {
 
 impl Wait {
     pub(crate) fn run(self, context: &Context) -> Outcome {
-        each(context, &self.vms, |owner, vm| async move {
-            let status = owner.wait(vm, State::Stopped).await?;
+        each(context, &self.vms, |mut owner, vm| async move {
+            let status = loop {
+                match owner.wait(vm, State::Stopped).await {
+                    // Another one has taken the VM over.
+                    Err(error) if error.is_lost() => owner = context.owner().await?,
+                    status => break status?,
+                }
+            };
             Ok(status.outcome.as_ref().map_or(0, VmOutcome::exit_code).to_string())
         })
     }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustix::io::Errno;
+
 use super::encode::message;
 use super::kernel::{
     NF_DROP, NFNL_SUBSYS_NFTABLES, NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6, NFT_MSG_GETCHAIN,
@@ -28,8 +30,12 @@ pub(crate) fn tables_named(
         let id = TableId { family, name: name.to_owned() };
         let tables = list(socket, NFT_MSG_NEWTABLE, message(NFT_MSG_GETTABLE, 0, family, |a| a))?;
         if tables.iter().any(|table| text(table, NFTA_TABLE_NAME).as_deref() == Some(name)) {
-            let shape = shape(socket, &id)?;
-            found.insert(id, shape);
+            match shape(socket, &id) {
+                Ok(shape) => drop(found.insert(id, shape)),
+                // Removed since it was listed.
+                Err(error) if error.is(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Ok(found)
@@ -91,7 +97,11 @@ pub(crate) fn elements(
     let request = message(NFT_MSG_GETSETELEM, 0, table.family, |a| {
         a.text(NFTA_SET_ELEM_LIST_TABLE, &table.name).text(NFTA_SET_ELEM_LIST_SET, set)
     });
-    let parts = list(socket, NFT_MSG_NEWSETELEM, request)?;
+    let parts = match list(socket, NFT_MSG_NEWSETELEM, request) {
+        // The table was removed since it was listed.
+        Err(error) if error.is(Errno::NOENT) => Vec::new(),
+        parts => parts?,
+    };
     let elements = parts
         .iter()
         .filter_map(|part| find(part, NFTA_SET_ELEM_LIST_ELEMENTS))

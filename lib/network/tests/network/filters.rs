@@ -10,7 +10,7 @@ use imp_network::egress::{Allow, Egress, PortRange, Ports};
 use imp_network::spec::{Mac, Outside, Transport, VmNetwork};
 
 use crate::world::guest::{Guest, udp_frame};
-use crate::world::{DEADLINE, GUEST_MAC, HOST, METADATA, OTHER_SERVER, SERVER, World, at, on_own_host};
+use crate::world::{DEADLINE, GUEST_MAC, HOST, METADATA, OTHER_SERVER, SERVER, World, at, ip, on_own_host};
 
 fn connected(world: &mut World, egress: Egress) -> (Networks, VmNetwork, Guest) {
     let networks = world.networks();
@@ -130,6 +130,10 @@ fn a_vm_reaches_neither_the_host_nor_another_vm() {
         }
         guest.send(at(SERVER, 9), "to the world");
         assert_eq!(next(&arrivals), "to the world");
+        // The other's own filter would drop it as well; it does not even come that far.
+        let arrived = networks.inside(&b.vm, || ip("-s -o link show uplink0")).unwrap();
+        let received: Vec<&str> = arrived.split("\\").nth(3).unwrap().split_whitespace().collect();
+        assert_eq!(received[..2], ["0", "0"], "{arrived}");
         for socket in [host, other] {
             socket.set_nonblocking(true).unwrap();
             let received = socket.recv(&mut [0; 64]);

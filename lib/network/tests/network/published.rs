@@ -66,6 +66,8 @@ fn a_vm_uses_a_published_port_of_another_and_of_itself() {
             serving.serve_once(80, "from the guest");
             assert_eq!(asked.join().unwrap(), "from the guest");
         });
+        serving.serve_meanwhile(80, "from itself");
+        assert_eq!(serving.fetch(at(HOST, 8080)), "from itself");
     });
 }
 

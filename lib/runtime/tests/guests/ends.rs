@@ -45,8 +45,14 @@ async fn a_guest_that_runs_out_of_something_ends_or_goes_on_as_itself() {
     let host = Host::new();
     let runtime = host.open().await;
     // One process that takes more than there is.
-    let greedy =
-        start(&runtime, host.shell("greedy", "exec dd if=/dev/zero of=/dev/null bs=400M count=1")).await;
+    let greedy = start(
+        &runtime,
+        host.shell(
+            "greedy",
+            "echo 1 >/proc/sys/vm/overcommit_memory; exec dd if=/dev/zero of=/dev/null bs=400M count=1",
+        ),
+    )
+    .await;
     // Memory that no process can give back.
     let full = "mount -t tmpfs -o size=100% full /mnt; dd if=/dev/zero of=/mnt/x bs=1M; sleep 1000";
     let machine = start(&runtime, host.shell("machine", full)).await;

@@ -109,7 +109,7 @@ impl Host {
     }
 
     /// Removes all VMs, which must have stopped, and checks that nothing of them is left anywhere.
-    pub(crate) async fn end(self, runtime: Runtime) {
+    pub(crate) async fn end(&self, runtime: Runtime) {
         let ids: Vec<VmId> = runtime.list().iter().map(|vm| vm.id.clone()).collect();
         for id in &ids {
             runtime.remove(id).await.unwrap();
@@ -136,10 +136,22 @@ impl Host {
             }
             // Other tests have groups of their own.
             Thing::Cgroup(path) => !ids.iter().any(|id| path.ends_with(id.as_str())),
-            Thing::NetworkDevice(_) => false,
-            Thing::Process { .. } | Thing::Socket(_) | Thing::Mount(_) => false,
+            Thing::Process { .. } | Thing::Socket(_) | Thing::Mount(_) | Thing::NetworkDevice(_) => false,
         };
         self.before.wait_until_nothing_is_left(Duration::from_secs(10), expected).unwrap();
+    }
+}
+
+impl Drop for Host {
+    /// What a failed test leaves running would run for ever: VMs outlive their owner.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for thing in self.before.new_since().into_iter().flatten() {
+                if let Thing::Process { pid, .. } = thing {
+                    kill(pid, rustix::process::Signal::KILL);
+                }
+            }
+        }
     }
 }
 
@@ -239,6 +251,8 @@ pub(crate) async fn try_exec(runtime: &Runtime, id: &VmId, script: &str) -> anyh
     let start = ProcessSpec {
         arguments: ["sh", "-c", script].map(|word| word.as_bytes().to_vec().into()).to_vec(),
         environment: vec!["PATH=/bin".into()],
+        // Connected, and silent until the process has ended.
+        stdin: true,
         ..ProcessSpec::default()
     };
     let (input, inputs) = tokio::sync::mpsc::channel(1);
@@ -264,7 +278,10 @@ pub(crate) async fn try_exec(runtime: &Runtime, id: &VmId, script: &str) -> anyh
 
 pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
-    rustix::process::kill_process(pid, signal).unwrap();
+    match rustix::process::kill_process(pid, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// Waits for something outside the engine.

@@ -22,6 +22,8 @@ pub(crate) struct Guest {
     interface: Interface,
     sockets: SocketSet<'static>,
     next_port: u16,
+    /// Sockets that listen, and what they say to who connects.
+    serving: Vec<(SocketHandle, String)>,
 }
 
 /// Frames to and from a tap; keeps what it received, for tests that look at frames.
@@ -47,7 +49,7 @@ impl Guest {
         });
         interface.routes_mut().add_default_ipv4_route([172, 16, 0, 1].into()).unwrap();
         interface.routes_mut().add_default_ipv6_route("fd00::1".parse().unwrap()).unwrap();
-        Self { tap, interface, sockets: SocketSet::new(Vec::new()), next_port: 40000 }
+        Self { tap, interface, sockets: SocketSet::new(Vec::new()), next_port: 40000, serving: Vec::new() }
     }
 
     /// Lets the stack work until `done` says what it was waited for.
@@ -56,6 +58,15 @@ impl Guest {
         loop {
             let now = smoltcp::time::Instant::now();
             self.interface.poll(now, &mut self.tap, &mut self.sockets);
+            self.serving.retain(|(handle, text)| {
+                let socket = self.sockets.get_mut::<tcp::Socket<'_>>(*handle);
+                let connected = socket.may_send();
+                if connected {
+                    socket.send_slice(text.as_bytes()).unwrap();
+                    socket.close();
+                }
+                !connected
+            });
             if let Some(result) = done(self) {
                 return result;
             }
@@ -104,6 +115,13 @@ impl Guest {
             }
             (said && matches!(socket.state(), tcp::State::Closed | tcp::State::TimeWait)).then_some(())
         });
+    }
+
+    /// Serves one connection while it does other things.
+    pub(crate) fn serve_meanwhile(&mut self, port: u16, text: &str) {
+        let handle = self.tcp();
+        self.sockets.get_mut::<tcp::Socket<'_>>(handle).listen(port).unwrap();
+        self.serving.push((handle, text.to_owned()));
     }
 
     /// Sends a datagram and waits for nothing.

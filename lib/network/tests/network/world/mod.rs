@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -138,6 +139,20 @@ impl World {
             }
         });
         receiver
+    }
+}
+
+impl Drop for World {
+    /// Namespaces outlive who made them, and a test may have failed.
+    fn drop(&mut self) {
+        remove_namespaces(&self.directory.path().join("netns"));
+    }
+}
+
+/// Removes all namespaces that are kept in a directory.
+pub(crate) fn remove_namespaces(directory: &Path) {
+    for file in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let _ = netns::remove_at(&file.path());
     }
 }
 
