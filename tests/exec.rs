@@ -1,17 +1,10 @@
 //! `imp exec` runs further programs in a VM.
 
-use imp_testkit::imp::Imp;
-
-fn with_vm() -> anyhow::Result<Imp> {
-    let imp = Imp::with_busybox()?;
-    imp.run(["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "sleep", "1000"])?
-        .good()?;
-    Ok(imp)
-}
+use imp_testkit::imp::{Imp, SharedVm, wait_until};
 
 #[test]
 fn output_input_and_exit_status_are_the_programs_own() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     let came = imp.run(["exec", "vm", "sh", "-c", "echo out; echo err >&2; exit 9"])?;
     assert_eq!((came.code, came.stdout.as_str(), came.stderr.as_str()), (Some(9), "out\n", "err\n"));
     assert_eq!(imp.run_with_input(["exec", "-i", "vm", "cat"], b"typed")?.good()?, "typed");
@@ -22,7 +15,7 @@ fn output_input_and_exit_status_are_the_programs_own() -> anyhow::Result<()> {
 
 #[test]
 fn user_directory_and_variables_are_set() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     let script = "id -u; pwd; echo $X";
     let came = imp.run(["exec", "-u", "1000", "-w", "/tmp", "-e", "X=$y", "vm", "--", "sh", "-c", script])?;
     assert_eq!(came.good()?, "1000\n/tmp\n$y\n");
@@ -31,7 +24,7 @@ fn user_directory_and_variables_are_set() -> anyhow::Result<()> {
 
 #[test]
 fn a_program_whose_time_is_up_is_killed() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     let came = imp.run(["exec", "--timeout", "500ms", "vm", "sleep", "100"])?;
     assert_eq!(came.code, Some(137), "{}", came.stderr);
     assert!(came.stderr.contains("time was up"), "{}", came.stderr);
@@ -40,22 +33,46 @@ fn a_program_whose_time_is_up_is_killed() -> anyhow::Result<()> {
 
 #[test]
 fn a_program_whose_command_is_killed_is_killed_with_all_it_started() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     let mut child = imp.command(["exec", "vm", "sh", "-c", "sleep 777 & sleep 778"]).spawn()?;
     let sleepers = || -> anyhow::Result<usize> {
         let listed = imp.run(["exec", "vm", "ps"])?.good()?;
         Ok(listed.lines().filter(|line| line.contains("sleep 77")).count())
     };
-    imp_testkit::imp::wait_until("both run", || Ok(sleepers()? >= 2))?;
+    wait_until("both run", || Ok(sleepers()? >= 2))?;
     child.kill()?;
     child.wait()?;
-    imp_testkit::imp::wait_until("none runs", || Ok(sleepers()? == 0))?;
+    wait_until("none runs", || Ok(sleepers()? == 0))?;
     imp.end()
 }
 
 #[test]
-fn an_exec_in_a_vm_that_has_stopped_says_so() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+fn what_is_not_said_is_as_the_vms_own_program_has_it() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let line = [
+        "run",
+        "-d",
+        "--name",
+        "vm",
+        "--network",
+        "none",
+        "-u",
+        "app",
+        "-w",
+        "/srv",
+        "-e",
+        "A=main",
+        "-e",
+        "B=b",
+    ];
+    imp.run(line.into_iter().chain(["imp.test/busybox", "sleep", "100000"]))?.good()?;
+    let script = "id -un; pwd; echo $A $B $FIXTURE";
+    assert_eq!(
+        imp.run(["exec", "-e", "A=exec", "vm", "sh", "-c", script])?.good()?,
+        "app\n/srv\nexec b busybox\n"
+    );
+    assert_eq!(imp.run(["exec", "-u", "0", "-w", "/", "vm", "sh", "-c", "id -u; pwd"])?.good()?, "0\n/\n");
+    // A VM that has stopped says so.
     imp.run(["kill", "vm"])?.good()?;
     let came = imp.run(["exec", "vm", "true"])?;
     assert_eq!(came.code, Some(125));

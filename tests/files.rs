@@ -3,14 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use imp_testkit::imp::{Imp, finish};
-
-fn with_vm() -> anyhow::Result<Imp> {
-    let imp = Imp::with_busybox()?;
-    imp.run(["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "sleep", "1000"])?
-        .good()?;
-    Ok(imp)
-}
+use imp_testkit::imp::{Imp, SharedVm, finish};
 
 fn sh(imp: &Imp, script: &str) -> anyhow::Result<String> {
     imp.run(["exec", "vm", "sh", "-c", script])?.good()
@@ -18,7 +11,7 @@ fn sh(imp: &Imp, script: &str) -> anyhow::Result<String> {
 
 #[test]
 fn a_tree_goes_in_and_comes_out_the_same() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     let tree = imp.folder().join("tree");
     fs::create_dir_all(tree.join("sub"))?;
     fs::write(tree.join("sub/file"), vec![7; 3_000_000])?;
@@ -40,7 +33,7 @@ fn a_tree_goes_in_and_comes_out_the_same() -> anyhow::Result<()> {
 
 #[test]
 fn a_file_gets_the_name_of_the_destination_or_goes_into_it() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     fs::write(imp.folder().join("file"), "x")?;
     imp.run(["cp", "file", "vm:/tmp/renamed"])?.good()?;
     imp.run(["cp", "file", "vm:/srv"])?.good()?;
@@ -56,7 +49,7 @@ fn a_file_gets_the_name_of_the_destination_or_goes_into_it() -> anyhow::Result<(
 
 #[test]
 fn a_stream_comes_out_and_goes_in() -> anyhow::Result<()> {
-    let imp = with_vm()?;
+    let imp = SharedVm::get()?;
     sh(&imp, "mkdir /tmp/d && echo one > /tmp/d/a")?;
     let archive = imp.folder().join("archive.tar");
     let child = imp.command(["cp", "vm:/tmp/d", "-"]).stdout(fs::File::create(&archive)?).spawn()?;
@@ -64,5 +57,56 @@ fn a_stream_comes_out_and_goes_in() -> anyhow::Result<()> {
     let child = imp.command(["cp", "-", "vm:/srv"]).stdin(fs::File::open(&archive)?).spawn()?;
     assert_eq!(finish(child)?.code, Some(0));
     assert_eq!(sh(&imp, "cat /srv/a")?, "one\n");
+    imp.end()
+}
+
+#[test]
+fn links_owners_and_modes_are_kept_as_asked() -> anyhow::Result<()> {
+    let imp = SharedVm::get()?;
+    sh(
+        &imp,
+        "mkdir -p /tmp/own && echo x > /tmp/own/real && ln -s real /tmp/own/link && chown 1000:10 /tmp/own/real",
+    )?;
+    imp.run(["cp", "vm:/tmp/own/link", "link"])?.good()?;
+    assert_eq!(fs::read_link(imp.folder().join("link"))?.to_str(), Some("real"));
+    imp.run(["cp", "-L", "vm:/tmp/own/link", "followed"])?.good()?;
+    assert_eq!(fs::read_to_string(imp.folder().join("followed"))?, "x\n");
+    imp.run(["cp", "-a", "vm:/tmp/own", "own"])?.good()?;
+    let real = fs::metadata(imp.folder().join("own/real"))?;
+    assert_eq!((real.uid(), real.gid()), (1000, 10));
+    imp.run(["cp", "-a", "own", "vm:/tmp/kept"])?.good()?;
+    imp.run(["cp", "own", "vm:/tmp/roots"])?.good()?;
+    assert_eq!(sh(&imp, "stat -c %u:%g /tmp/kept/real /tmp/roots/real")?, "1000:10\n0:0\n");
+    imp.end()
+}
+
+#[test]
+fn what_the_guest_sends_stays_below_the_destination() -> anyhow::Result<()> {
+    let imp = SharedVm::get()?;
+    // A link of the guest's that leads out, and then a file of the same name behind it.
+    sh(
+        &imp,
+        "mkdir -p /tmp/evil/one /tmp/evil/two/dir && ln -s ../outside /tmp/evil/one/dir && echo y > /tmp/evil/two/dir/file",
+    )?;
+    fs::create_dir_all(imp.folder().join("outside"))?;
+    fs::create_dir_all(imp.folder().join("into"))?;
+    imp.run(["cp", "vm:/tmp/evil/one/.", "into"])?.good()?;
+    let came = imp.run(["cp", "vm:/tmp/evil/two/.", "into"])?;
+    assert!(came.code == Some(1) && came.stderr.contains("would leave the directory"), "{}", came.stderr);
+    assert_eq!(fs::read_dir(imp.folder().join("outside"))?.count(), 0);
+    imp.end()
+}
+
+#[test]
+fn ends_that_make_no_copy_are_refused_with_the_way_to_do_it() -> anyhow::Result<()> {
+    let imp = Imp::new()?;
+    for (ends, said) in [
+        (["a", "b"], "write VM:PATH"),
+        (["x:/a", "y:/b"], "takes a pipe"),
+        (["x:/a", "y"], "no VM is called"),
+    ] {
+        let came = imp.run(["cp", ends[0], ends[1]])?;
+        assert!(came.code == Some(1) && came.stderr.contains(said), "{}", came.stderr);
+    }
     imp.end()
 }

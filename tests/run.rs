@@ -79,15 +79,20 @@ fn a_signal_to_the_command_reaches_the_program() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_copied_in_directory_is_there_and_a_read_only_one_cannot_be_written() -> anyhow::Result<()> {
+fn what_is_copied_in_is_there_and_what_is_read_only_cannot_be_written() -> anyhow::Result<()> {
     let imp = Imp::with_busybox()?;
     let source = imp.folder().join("source");
     std::fs::create_dir(&source)?;
-    std::fs::write(source.join("file"), "from here")?;
+    std::fs::write(source.join("file"), "from here\n")?;
     let volume = format!("{}:/in:ro", source.display());
-    let script = "cat /in/file; touch /in/new 2>/dev/null && echo written";
-    let came = imp.run(["run", "--rm", "--network", "none", "-v", &volume, IMAGE, "sh", "-c", script])?;
-    assert_eq!(came.stdout, "from here", "{}", came.stderr);
+    let script = "cat /in/file /etc/one /new/two; touch /in/new 2>/dev/null && echo written; \
+        echo more >> /etc/one && echo written; echo more >> /new/two && cat /new/two";
+    let files = ["-v", "./source/file:/etc/one:ro", "-v", "./source/file:/new/two"];
+    let line = ["run", "--rm", "--network", "none", "-v", &volume].into_iter().chain(files);
+    let came = imp.run(line.chain([IMAGE, "sh", "-c", script]))?;
+    let expected = "from here\nfrom here\nfrom here\nfrom here\nmore\n";
+    assert_eq!(came.stdout, expected, "{}", came.stderr);
+    assert_eq!(std::fs::read_to_string(source.join("file"))?, "from here\n");
     assert_eq!(std::fs::read_dir(&source)?.count(), 1);
     imp.end()
 }
@@ -105,5 +110,59 @@ fn a_vm_with_rm_is_gone_when_its_program_has_ended() -> anyhow::Result<()> {
     let imp = Imp::with_busybox()?;
     imp.run(sh("true"))?.good()?;
     wait_until("no VM is listed", || Ok(imp.run(["ps", "-aq"])?.good()?.is_empty()))?;
+    imp.end()
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let mut child = imp.command(["run", "--rm", "--network", "none", IMAGE, "yes"]).spawn()?;
+    let mut stdout = BufReader::new(child.stdout.take().ok_or_else(|| anyhow::anyhow!("no stdout"))?);
+    let mut line = String::new();
+    stdout.read_line(&mut line)?;
+    drop(stdout);
+    let came = finish(child)?;
+    assert_eq!((came.code, came.stderr.as_str()), (Some(141), ""));
+    wait_until("no VM is listed", || Ok(imp.run(["ps", "-aq"])?.good()?.is_empty()))?;
+    imp.end()
+}
+
+#[test]
+fn timings_show_the_stages_of_the_vm_too() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let came = imp.run(["run", "--rm", "--timings", "--network", "none", IMAGE, "echo", "x"])?;
+    let stages = ["image found", "disk found", "owner found", "VMM spawned", "agent answered"];
+    let later = ["guest configured", "program started", "first byte", "end known"];
+    let mut rest = came.stderr.as_str();
+    for stage in stages.into_iter().chain(later) {
+        let (_, after) = rest.split_once(stage).ok_or_else(|| anyhow::anyhow!("{stage}: {}", came.stderr))?;
+        rest = after;
+    }
+    assert_eq!(came.good()?, "x\n");
+    imp.end()
+}
+
+#[test]
+fn the_outside_is_reached_and_this_machines_loopback_is_not() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let listener = std::net::TcpListener::bind("0.0.0.0:0")?;
+    let port = listener.local_addr()?.port();
+    // No packet is sent: it only finds the address by which this machine is known outside.
+    let outside = std::net::UdpSocket::bind("0.0.0.0:0")?;
+    outside.connect("192.0.2.1:9")?;
+    let outside = outside.local_addr()?.ip();
+    let server = std::thread::spawn(move || {
+        use std::io::Write;
+        listener.accept().and_then(|(mut client, from)| client.write_all(b"hello\n").map(|()| from))
+    });
+    let local = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let local_port = local.local_addr()?.port();
+    let script = format!(
+        "nc -w 20 {outside} {port} </dev/null; for it in 127.0.0.1 10.0.2.2; do timeout 5 nc $it {local_port} </dev/null && echo reached $it; done; true"
+    );
+    assert_eq!(imp.run(["run", "--rm", IMAGE, "sh", "-c", &script])?.good()?, "hello\n");
+    assert!(server.join().is_ok_and(|served| served.is_ok()));
+    local.set_nonblocking(true)?;
+    assert!(local.accept().is_err(), "the guest came to this machine's loopback");
     imp.end()
 }

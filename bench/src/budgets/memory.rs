@@ -35,10 +35,11 @@ fn resident(machine: &Machine) -> anyhow::Result<u64> {
     memory(machine.owner()?, "VmRSS:").context("the owner has ended")
 }
 
-/// What stays of us in a VM, as its kernel sees it: PID 1 and the agent that it started.
+/// What stays of us in a VM, as its kernel sees it: PID 1 and the agent that it started, which share the program's pages;
+/// those count once.
 const RESIDENT: &str = "for process in /proc/[0-9]*; do
   read -r name < $process/cmdline 2>/dev/null
-  case $process:$name in /proc/1:*|*:@imp-agent*) grep VmRSS $process/status ;; esac
+  case $process:$name in /proc/1:*|*:@imp-agent*) grep ^Pss: $process/smaps_rollup ;; esac
 done 2>/dev/null";
 
 /// The agent after some work.
@@ -51,8 +52,7 @@ fn agent(machine: &Machine, vm: &Vm) -> anyhow::Result<u64> {
         guest::exec(&guest, &["sh", "-c", RESIDENT]).await
     })?;
     let status = String::from_utf8(status)?;
-    let sizes: Vec<u64> =
-        status.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let sizes: Vec<u64> = status.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     ensure!(sizes.len() == 2, "not PID 1 and one agent: {status}");
     Ok(sizes.iter().sum::<u64>() << 10)
 }

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use self::command_line::{ChannelName, CommandLine};
-pub use self::modules::requested;
 use self::modules::Vsock;
+pub use self::modules::requested;
 use crate::channel::Endpoint;
 use crate::log;
 use crate::shutdown::{self, PowerOff};

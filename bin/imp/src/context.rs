@@ -1,6 +1,7 @@
 //! What every command works with: the settings, this program, and the way to images and VMs.
 
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use anyhow::Context as _;
 use imp_embedded::Owner;
@@ -63,8 +64,12 @@ impl Context {
         self.owner().await.map(Some)
     }
 
+    /// Tells owners apart that would do the same differently: another program, or other paths.
     pub(crate) fn build(&self) -> anyhow::Result<String> {
-        Ok(build_of(&self.world.program)?)
+        let settings = &self.settings;
+        let mut paths = DefaultHasher::new();
+        (&settings.layout.data, &settings.guest_agent, &settings.qemu).hash(&mut paths);
+        Ok(format!("{}-{:016x}", build_of(&self.world.program)?, paths.finish()))
     }
 
     fn starter(&self) -> anyhow::Result<Starter> {

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use crate::server::refusal;
+use crate::server::{reach, refusal};
 use crate::wire;
 
 /// Name of the main process in every guest.
@@ -96,7 +96,9 @@ impl Attachment {
             }
             match state.state {
                 State::Created | State::Starting => {}
-                State::Running | State::Stopping => return hold,
+                State::Running | State::Stopping if hold.is_some() => return hold,
+                // This owner has just taken the VM over, and has yet to find the guest.
+                State::Running | State::Stopping => return reach(&self.runtime, &self.id).await.ok(),
                 State::Stopped => return None,
             }
             self.status.changed().await.ok()?;

@@ -49,12 +49,18 @@ pub struct NameSockets {
     tcp: Vec<std::net::TcpListener>,
 }
 
+/// Which addresses a guest can use; names have no others for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Families {
+    Ipv4,
+    Both,
+}
+
 /// What a VM's questions are answered by.
 pub struct Names {
     pub vm: VmName,
     pub egress: Egress,
-    /// Whether the guest has IPv6; without it no name has an IPv6 address.
-    pub ipv6: bool,
+    pub families: Families,
     /// Asked in this order.
     pub resolvers: Vec<SocketAddr>,
     pub admission: Admission,
@@ -164,7 +170,7 @@ async fn serve_connection(
 impl Names {
     /// Nothing, if `bytes` are no question.
     async fn answer(self: &Arc<Self>, bytes: &[u8], carrier: question::Carrier) -> Option<Vec<u8>> {
-        match question::decide(bytes, carrier, &self.egress, self.ipv6)? {
+        match question::decide(bytes, carrier, &self.egress, self.families)? {
             Decision::Answer(answer) => Some(answer),
             Decision::Ask(question) => self.ask(question).await,
         }

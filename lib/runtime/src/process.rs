@@ -114,11 +114,16 @@ impl Process {
         }
     }
 
-    /// Waits for its end; reaps it if it is a child.
-    pub(crate) async fn ended(&self) -> VmmEnd {
+    /// Waits until it has ended, and leaves it to be reaped.
+    pub(crate) async fn gone(&self) {
         if let Err(error) = self.pidfd.readable().await {
             tracing::warn!(pid = self.record.pid, %error, "cannot wait for a process");
         }
+    }
+
+    /// Waits for its end; reaps it if it is a child.
+    pub(crate) async fn ended(&self) -> VmmEnd {
+        self.gone().await;
         match waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
                 (Some(code), _) => VmmEnd::Exit(code),

@@ -102,7 +102,19 @@ pub(crate) enum Beginning {
 }
 
 /// Starts the task of a VM whose record is in the ledger.
-pub(crate) fn run(context: Arc<Context>, record: Record, beginning: Beginning, memory: u64) -> Handle {
+pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginning, memory: u64) -> Handle {
+    let (phase, commands, vmm, network) = match beginning {
+        Beginning::Created => (Phase::Created, Vec::new(), None, None),
+        Beginning::Abandoned => {
+            let (phase, commands) = Phase::adopted(Remains::Unfinished { vmm: VmmRemains::Gone });
+            (phase, commands, None, None)
+        }
+        Beginning::Stopped(outcome) => (Phase::Stopped { outcome }, Vec::new(), None, None),
+        Beginning::Adopted { phase, commands, vmm, network } => (phase, commands, vmm, network),
+    };
+    // What the record says is as old as its last write.
+    record.status.state = phase.state();
+    record.status.unreachable_since = matches!(phase, Phase::Reconnecting).then(SystemTime::now);
     let (messages, inbox) = mpsc::unbounded_channel();
     let (status, status_receiver) = watch::channel(Arc::new(record.status.clone()));
     let (connection, connection_receiver) = watch::channel(None);
@@ -115,15 +127,6 @@ pub(crate) fn run(context: Arc<Context>, record: Record, beginning: Beginning, m
         log: log_receiver,
         holders: holders.clone(),
         memory,
-    };
-    let (phase, commands, vmm, network) = match beginning {
-        Beginning::Created => (Phase::Created, Vec::new(), None, None),
-        Beginning::Abandoned => {
-            let (phase, commands) = Phase::adopted(Remains::Unfinished { vmm: VmmRemains::Gone });
-            (phase, commands, None, None)
-        }
-        Beginning::Stopped(outcome) => (Phase::Stopped { outcome }, Vec::new(), None, None),
-        Beginning::Adopted { phase, commands, vmm, network } => (phase, commands, vmm, network),
     };
     let log = (!matches!(phase, Phase::Stopped { .. })).then(|| Arc::new(log));
     let vm = Vm {
@@ -191,7 +194,6 @@ enum Next {
 impl Vm {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, commands: Vec<Command>) {
         if matches!(self.phase, Phase::Reconnecting) {
-            self.record.status.unreachable_since = Some(SystemTime::now());
             self.publish_again().await;
         }
         for command in commands {
@@ -250,10 +252,10 @@ impl Vm {
                 self.channel = Some(channel);
                 self.record.status.agent = Some(agent);
                 self.connection.send_replace(Some(connection.clone()));
-                let messages = self.messages.clone();
+                let guest = self.guest();
                 self.heartbeat = Some(spawn(async move {
                     crate::guest::lost(&connection).await;
-                    let _ = messages.send(Message::Happened(Input::ChannelLost));
+                    guest.broken(&connection, Input::ChannelLost).await;
                 }));
                 let input = match self.phase {
                     Phase::Reconnecting => Input::ChannelBack,
@@ -290,15 +292,23 @@ impl Vm {
         for command in commands {
             self.carry_out(command);
         }
+        let stopped = matches!(self.phase, Phase::Stopped { .. }) && before != self.phase;
+        // Removed before it is said to have stopped: who waits for the end of such a VM finds nothing of it.
+        let next = if stopped { self.remove_itself().await } else { Next::GoOn };
         self.publish();
-        if matches!(self.phase, Phase::Stopped { .. }) && before != self.phase {
+        if stopped {
             tracing::info!(vm = %self.id, outcome = ?self.phase.outcome(), "stopped");
-            if self.record.spec.when_stopped == crate::spec::WhenStopped::Remove {
-                match self.remove().await {
-                    Ok(()) => return Next::Removed,
-                    Err(error) => tracing::error!(vm = %self.id, %error, "cannot remove a VM"),
-                }
-            }
+        }
+        next
+    }
+
+    async fn remove_itself(&mut self) -> Next {
+        if self.record.spec.when_stopped != crate::spec::WhenStopped::Remove {
+            return Next::GoOn;
+        }
+        match self.remove().await {
+            Ok(()) => return Next::Removed,
+            Err(error) => tracing::error!(vm = %self.id, %error, "cannot remove a VM"),
         }
         Next::GoOn
     }

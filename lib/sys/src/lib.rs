@@ -3,6 +3,7 @@
 pub mod child;
 pub mod descriptors;
 pub mod entropy;
+pub mod heap;
 pub mod inherit;
 pub mod netlink;
 pub mod netns;

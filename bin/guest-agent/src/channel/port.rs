@@ -24,6 +24,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes that one read of the device gives at the most: a page.
 const MOST_AT_ONCE: usize = 4 << 10;
+/// Longest time for which the rest of a long message holds everybody up.
+const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
 
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -40,6 +42,15 @@ impl Port {
         let input = Changes::of(&device, EventFlags::IN)?;
         let output = Changes::of(&device, EventFlags::OUT)?;
         Ok(Self { device, input, output, greeting: Mutex::default() })
+    }
+
+    /// Whether there is something to read, or the host has hung up, within this time.
+    fn input_within(&self, time: Timespec) -> io::Result<bool> {
+        match rustix::event::poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&time)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn greeting(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -94,6 +105,7 @@ impl AsyncRead for Stream {
             }
         }
         let before = buffer.filled().len();
+        let mut last = 0;
         // A large buffer is neither cleared as a whole nor handed on with one page in it.
         while buffer.remaining() > 0 {
             let page = buffer.initialize_unfilled_to(buffer.remaining().min(MOST_AT_ONCE));
@@ -105,8 +117,14 @@ impl AsyncRead for Stream {
                     self.over = true;
                     break;
                 }
-                Ok(count) => buffer.advance(count),
+                Ok(count) => {
+                    buffer.advance(count);
+                    last = count;
+                }
                 Err(Errno::INTR) => {}
+                // A full page says that more is on its way. Waiting for it here costs one system call; through the reactor it
+                // costs several and two changes of tasks, for each page.
+                Err(Errno::AGAIN) if last == MOST_AT_ONCE && self.port.input_within(SOON)? => {}
                 // What has been read is told first; the next call meets the same again.
                 Err(_) if buffer.filled().len() > before => break,
                 Err(Errno::AGAIN) => ready!(self.port.input.poll_change(context))?,
@@ -204,7 +222,9 @@ mod tests {
         let mut old = Stream::new(Arc::clone(&port));
         let mut host = tokio::net::UnixStream::from_std(host).unwrap();
         let greeting = b"\nIMP-HOST 1 1 00000000000000ff\n";
-        host.write_all(b"half a frame, then with its header: \nIMP-HOST 1 1 0000000000000001\n").await.unwrap();
+        host.write_all(b"half a frame, then with its header: \nIMP-HOST 1 1 0000000000000001\n")
+            .await
+            .unwrap();
         let mut read = vec![0; 1 << 10];
         assert_eq!(old.read(&mut read).await.unwrap(), 67);
         host.write_all(greeting).await.unwrap();

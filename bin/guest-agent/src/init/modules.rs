@@ -24,8 +24,21 @@ const VSOCK: [&str; 3] = ["vsock", "vmw_vsock_virtio_transport_common", "vmw_vso
 /// Beginnings of the names by which the kernel asks for modules of container tools: netfilter by module, family and
 /// netlink protocol, network devices by kind, and /dev/net/tun.
 const OF_CONTAINERS: [&str; 15] = [
-    "br_netfilter", "bridge", "char-major-10-200", "ip6_tables", "ip6t", "ip_tables", "ipt", "net-pf-16-proto-12",
-    "nf", "rtnl-link-", "tun", "veth", "vxlan", "x_tables", "xt_",
+    "br_netfilter",
+    "bridge",
+    "char-major-10-200",
+    "ip6_tables",
+    "ip6t",
+    "ip_tables",
+    "ipt",
+    "net-pf-16-proto-12",
+    "nf",
+    "rtnl-link-",
+    "tun",
+    "veth",
+    "vxlan",
+    "x_tables",
+    "xt_",
 ];
 
 /// When the machine can do without a channel over vsock, its drivers come late too.
@@ -109,7 +122,8 @@ fn listed(list: &str) -> Vec<String> {
 }
 
 fn is_late(path: &str, vsock: Vsock) -> bool {
-    let name = Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().replace('-', "_");
+    let name =
+        Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().replace('-', "_");
     LATE.contains(&name.as_str()) || (vsock == Vsock::Unused && VSOCK.contains(&name.as_str()))
 }
 
@@ -124,14 +138,22 @@ mod tests {
     #[test]
     fn only_what_the_answer_needs_is_loaded_before_it() {
         let late = |path| is_late(path, Vsock::Unused);
-        assert!(!late("/modules/virtio_mmio.ko") && !late("/modules/virtio_blk.ko") && !late("/modules/overlay.ko"));
-        assert!(late("/modules/virtio_net.ko") && late("/modules/virtio-rng.ko") && late("/modules/vsock.ko"));
+        assert!(
+            !late("/modules/virtio_mmio.ko")
+                && !late("/modules/virtio_blk.ko")
+                && !late("/modules/overlay.ko")
+        );
+        assert!(
+            late("/modules/virtio_net.ko") && late("/modules/virtio-rng.ko") && late("/modules/vsock.ko")
+        );
         assert!(!is_late("/modules/vsock.ko", Vsock::Channel));
     }
 
     #[test]
     fn a_request_for_a_module_that_containers_need_is_told_from_others() {
-        for name in ["nf_tables", "nfnetlink-subsys-10", "ip_tables", "rtnl-link-veth", "char-major-10-200", "xt_nat"] {
+        for name in
+            ["nf_tables", "nfnetlink-subsys-10", "ip_tables", "rtnl-link-veth", "char-major-10-200", "xt_nat"]
+        {
             assert!(of_containers(name), "{name}");
         }
         for name in ["net-pf-10", "fs-xfs", "crypto-crc32c", "binfmt-464c", "net-pf-16-proto-16"] {

@@ -27,8 +27,9 @@ const AGENT_NAME: &str = "@imp-agent";
 const AGENT_CGROUP: &str = "/sys/fs/cgroup/imp/agent";
 pub(super) const EXEC_CGROUPS: &str = "/sys/fs/cgroup/imp/exec";
 /// Buffers of chunks stay in one heap: mapped anew, each page of each costs a fault, and an arena for each thread a heap.
+/// The agent gives it back when it is idle.
 const MALLOC: &str =
-    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=1048576:glibc.malloc.arena_max=1";
+    "glibc.malloc.mmap_threshold=4194304:glibc.malloc.trim_threshold=4194304:glibc.malloc.arena_max=1";
 /// An agent that dies sooner than this after its start is given a pause.
 const HEALTHY: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(500);

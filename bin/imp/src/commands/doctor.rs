@@ -1,7 +1,5 @@
 //! `imp doctor`
 
-use std::process::Command;
-
 use clap::Args;
 use imp_protocol::runtime::Check;
 use imp_protocol::runtime::check::Verdict;
@@ -57,7 +55,7 @@ impl From<Check> for Shown {
 
 impl Doctor {
     pub(crate) fn run(self, context: &Context) -> Outcome {
-        let mut checks = vec![settings(context), guest_agent(context), images(context)];
+        let mut checks = vec![settings(context), images(context)];
         checks.extend(engine(context));
         output::print(&render(self.output, &checks))?;
         Ok(u8::from(checks.iter().any(|check| check.state == State::Bad)))
@@ -71,25 +69,6 @@ fn settings(context: &Context) -> Shown {
         state: State::Good,
         found: format!("data in {}, sockets in {}", layout.data.display(), layout.runtime.display()),
         repair: None,
-    }
-}
-
-fn guest_agent(context: &Context) -> Shown {
-    let path = &context.settings.guest_agent;
-    let shown = |state, found: String, repair: Option<String>| Shown {
-        name: "guest agent".to_owned(),
-        state,
-        found,
-        repair,
-    };
-    let repair = || Some("./dev setup, or set IMP_GUEST_AGENT to the file".to_owned());
-    match Command::new(path).arg("--version").output() {
-        Ok(output) if output.status.success() => {
-            let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            shown(State::Good, format!("{version} at {}", path.display()), None)
-        }
-        Ok(output) => shown(State::Bad, format!("{} ends with {}", path.display(), output.status), repair()),
-        Err(error) => shown(State::Bad, format!("{}: {error}", path.display()), repair()),
     }
 }
 

@@ -155,7 +155,12 @@ impl Run {
     }
 
     fn attachment(&self, offset: u64) -> Attachment {
-        let stdin = if self.interactive { AttachedStdin::Once } else { AttachedStdin::None };
+        let stdin = match (self.interactive, self.tty) {
+            (false, _) => AttachedStdin::None,
+            // A terminal is left and come back to.
+            (true, true) => AttachedStdin::Shared,
+            (true, false) => AttachedStdin::Once,
+        };
         Attachment { stdin, from_offset: Some(offset) }
     }
 
@@ -206,6 +211,10 @@ impl Run {
                     output::warn(
                         "the program was killed because the guest ran out of memory; give it more with -m",
                     );
+                }
+                if self.rm {
+                    // The machine still goes down; an error says that it is gone already.
+                    let _ = owner.wait(vm.id.as_str(), State::Stopped).await;
                 }
                 Ok(exit.code())
             }

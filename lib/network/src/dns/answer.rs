@@ -89,13 +89,14 @@ mod tests {
     use hickory_proto::rr::rdata::{A, CNAME};
 
     use super::*;
+    use crate::dns::Families;
     use crate::dns::question::{Carrier, Decision, decide};
     use crate::egress::{Allow, Ports, Scope};
 
     fn question(egress: &Egress) -> Question {
         let mut message = Message::query();
         message.add_query(Query::query(Name::from_ascii("www.example.com.").unwrap(), RecordType::A));
-        match decide(&message.to_vec().unwrap(), Carrier::Datagram, egress, false) {
+        match decide(&message.to_vec().unwrap(), Carrier::Datagram, egress, Families::Ipv4) {
             Some(Decision::Ask(question)) => question,
             other => panic!("{other:?}"),
         }

@@ -3,6 +3,7 @@
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 
+use super::Families;
 use crate::egress::{DomainName, Egress, Otherwise};
 
 /// The largest datagram that passes everywhere unfragmented.
@@ -23,19 +24,37 @@ pub(super) enum Carrier {
     Stream,
 }
 
+/// Whether a message uses the extension mechanism of RFC 6891; an answer does as its question did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    Plain,
+    Extended,
+}
+
+impl Dialect {
+    fn of(message: &Message) -> Self {
+        if message.edns.is_some() { Self::Extended } else { Self::Plain }
+    }
+}
+
 /// A question that may be asked.
 #[derive(Debug, Clone)]
 pub(super) struct Question {
     id: u16,
     query: Query,
-    extended: bool,
+    dialect: Dialect,
     room: usize,
     /// Nothing if it is no host's name, which only an open policy lets pass.
     domain: Option<DomainName>,
 }
 
 /// Nothing, if the bytes are not a question at all.
-pub(super) fn decide(bytes: &[u8], carrier: Carrier, egress: &Egress, ipv6: bool) -> Option<Decision> {
+pub(super) fn decide(
+    bytes: &[u8],
+    carrier: Carrier,
+    egress: &Egress,
+    families: Families,
+) -> Option<Decision> {
     let message = Message::from_vec(bytes).ok()?;
     if message.metadata.message_type != MessageType::Query {
         return None;
@@ -54,7 +73,9 @@ pub(super) fn decide(bytes: &[u8], carrier: Carrier, egress: &Egress, ipv6: bool
         return answer(&message, Some(query), ResponseCode::NXDomain);
     }
     match query.query_type {
-        RecordType::AAAA if !ipv6 => return answer(&message, Some(query), ResponseCode::NoError),
+        RecordType::AAAA if families == Families::Ipv4 => {
+            return answer(&message, Some(query), ResponseCode::NoError);
+        }
         // They carry addresses as hints: without them a client asks for the addresses themselves.
         RecordType::HTTPS | RecordType::SVCB if !open => {
             return answer(&message, Some(query), ResponseCode::NoError);
@@ -85,24 +106,24 @@ pub(super) fn decide(bytes: &[u8], carrier: Carrier, egress: &Egress, ipv6: bool
     Some(Decision::Ask(Question {
         id: message.metadata.id,
         query: query.clone(),
-        extended: message.edns.is_some(),
+        dialect: Dialect::of(&message),
         room,
         domain,
     }))
 }
 
 fn answer(question: &Message, query: Option<&Query>, code: ResponseCode) -> Option<Decision> {
-    let message = response(question.metadata.id, query, question.edns.is_some(), code);
+    let message = response(question.metadata.id, query, Dialect::of(question), code);
     message.to_vec().ok().map(Decision::Answer)
 }
 
-fn response(id: u16, query: Option<&Query>, extended: bool, code: ResponseCode) -> Message {
+fn response(id: u16, query: Option<&Query>, dialect: Dialect, code: ResponseCode) -> Message {
     let mut message = Message::response(id, OpCode::Query);
     message.metadata.recursion_desired = true;
     message.metadata.recursion_available = true;
     message.metadata.response_code = code;
     message.add_queries(query.cloned());
-    if extended {
+    if dialect == Dialect::Extended {
         let mut edns = Edns::new();
         edns.set_max_payload(LARGEST_DATAGRAM);
         message.set_edns(edns);
@@ -132,7 +153,7 @@ impl Question {
 
     /// The answer to the guest; only its head, if it has no room for more.
     pub(super) fn reply(&self, records: Vec<Record>, code: ResponseCode) -> Option<Vec<u8>> {
-        let mut message = response(self.id, Some(&self.query), self.extended, code);
+        let mut message = response(self.id, Some(&self.query), self.dialect, code);
         message.add_answers(records);
         let bytes = message.to_vec().ok()?;
         if bytes.len() <= self.room { Some(bytes) } else { message.truncate().to_vec().ok() }
@@ -166,7 +187,7 @@ mod tests {
     }
 
     fn code(bytes: &[u8], egress: &Egress) -> Option<ResponseCode> {
-        match decide(bytes, Carrier::Datagram, egress, false)? {
+        match decide(bytes, Carrier::Datagram, egress, Families::Ipv4)? {
             Decision::Ask(_) => None,
             Decision::Answer(answer) => {
                 let message = Message::from_vec(&answer).unwrap();
@@ -196,9 +217,12 @@ mod tests {
 
     #[test]
     fn a_reply_without_room_is_only_its_head() {
-        let Some(Decision::Ask(question)) =
-            decide(&ask("www.example.com.", RecordType::A), Carrier::Datagram, &Egress::open(), false)
-        else {
+        let Some(Decision::Ask(question)) = decide(
+            &ask("www.example.com.", RecordType::A),
+            Carrier::Datagram,
+            &Egress::open(),
+            Families::Ipv4,
+        ) else {
             panic!("not asked");
         };
         let record = |n: u8| {
@@ -221,13 +245,13 @@ mod tests {
         two.add_query(Query::query(Name::from_ascii("b.").unwrap(), RecordType::A));
         assert_eq!(code(&two.to_vec().unwrap(), &Egress::open()), Some(ResponseCode::FormErr));
         let answer = Message::response(77, OpCode::Query).to_vec().unwrap();
-        assert!(decide(&answer, Carrier::Datagram, &Egress::open(), false).is_none());
+        assert!(decide(&answer, Carrier::Datagram, &Egress::open(), Families::Ipv4).is_none());
     }
 
     proptest! {
         #[test]
         fn no_bytes_of_a_guest_break_the_parser(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-            let _ = decide(&bytes, Carrier::Datagram, &only("*.example.com"), true);
+            let _ = decide(&bytes, Carrier::Datagram, &only("*.example.com"), Families::Both);
         }
 
         /// A good question with bytes changed: closer to the parser's corners than noise.
@@ -237,7 +261,7 @@ mod tests {
             for (at, value) in changes {
                 if let Some(byte) = bytes.get_mut(at) { *byte = value; }
             }
-            if let Some(Decision::Ask(question)) = decide(&bytes, Carrier::Datagram, &only("*.example.com"), true) {
+            if let Some(Decision::Ask(question)) = decide(&bytes, Carrier::Datagram, &only("*.example.com"), Families::Both) {
                 let name = question.name().to_ascii().to_ascii_lowercase();
                 prop_assert!(name.trim_end_matches('.').ends_with(".example.com"), "{}", name);
             }

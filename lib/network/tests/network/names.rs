@@ -7,7 +7,7 @@ use std::thread;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use imp_network::dns::{Names, serve};
+use imp_network::dns::{Families, Names, serve};
 use imp_network::egress::{Allow, Egress, PortRange, Ports, Scope};
 use imp_network::spec::{Outside, Transport, VmNetwork};
 use imp_network::{Networks, Opening};
@@ -49,7 +49,7 @@ fn serve_names(networks: &Networks, vm: &VmNetwork, resolver: SocketAddr) {
     let names = Names {
         vm: vm.vm.clone(),
         egress: vm.egress.clone(),
-        ipv6: false,
+        families: Families::Ipv4,
         resolvers: vec![resolver],
         admission: networks.admission(&vm.vm).unwrap(),
     };

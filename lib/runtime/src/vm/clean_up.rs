@@ -21,8 +21,8 @@ const GONE: Duration = Duration::from_secs(10);
 /// A group refuses to go for a moment after its last process.
 const GROUP_GONE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
-/// Lines of the console that go with a failure.
-const LAST_LINES: usize = 20;
+/// Lines of the console that go with a failure: a kernel's panic, whose reason stands above its trace, is this long.
+const LAST_LINES: usize = 60;
 
 impl Vm {
     pub(super) fn clean_up(&mut self) {

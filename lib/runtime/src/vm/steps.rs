@@ -2,6 +2,11 @@
 
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
+
+use imp_protocol::connection::Connection;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::{Message, Vm, after, spawn};
 use crate::boot::{CHANNEL, COMMAND_LINE};
@@ -13,6 +18,11 @@ use crate::logs::LogWriter;
 use crate::process::Process;
 use crate::status::Failure;
 use crate::vmm::{Access, BootConfig, Drive, DriveLimit, NetworkDevice};
+
+/// By then the end of a VMM that has closed its sockets is seen, also on a busy machine.
+const END_IS_SEEN: Duration = Duration::from_secs(5);
+/// A call that failed because its connection broke is told a moment before the connection says so.
+const BREAK_IS_SEEN: Duration = Duration::from_millis(100);
 
 impl Vm {
     pub(super) fn carry_out(&mut self, command: Command) {
@@ -180,31 +190,29 @@ impl Vm {
     /// A call to the guest that leads to `then`, or to a failure of the VM.
     fn call<C, F>(&mut self, then: Input, call: C)
     where
-        C: FnOnce(imp_protocol::connection::Connection) -> F + Send + 'static,
+        C: FnOnce(Connection) -> F + Send + 'static,
         F: Future<Output = Result<(), guest::Error>> + Send + 'static,
     {
         let Some(connection) = self.connection.borrow().clone() else { return };
-        let messages = self.messages.clone();
+        let guest = self.guest();
         self.step = Some(spawn(async move {
-            let input = match call(connection).await {
-                Ok(()) => then,
-                Err(error) => Input::Failed(setup(&error)),
-            };
-            let _ = messages.send(Message::Happened(input));
+            match call(connection.clone()).await {
+                Ok(()) => guest.tell(then),
+                Err(error) => guest.broken(&connection, Input::Failed(setup(&error))).await,
+            }
         }));
     }
 
     pub(super) fn follow_main(&mut self, request: Request) {
         let Some(connection) = self.connection.borrow().clone() else { return };
         let Some(log) = self.log.clone() else { return };
-        let (messages, directory) = (self.messages.clone(), self.layout.logs());
+        let (guest, directory) = (self.guest(), self.layout.logs());
         self.step = Some(spawn(async move {
             let opened = tokio::task::spawn_blocking(move || LogWriter::open(&directory, log)).await;
             let mut writer = match opened {
                 Ok(Ok(writer)) => writer,
                 Ok(Err(error)) => {
-                    let _ = messages.send(Message::Happened(Input::Failed(setup(&error))));
-                    return;
+                    return guest.tell(Input::Failed(setup(&error)));
                 }
                 Err(_) => return,
             };
@@ -218,7 +226,7 @@ impl Vm {
                     Heard::Ended(outcome) => Input::MainEnded(outcome),
                 };
                 expected = Expected::End;
-                let _ = messages.send(Message::Happened(input));
+                guest.tell(input);
             };
             if let Err(error) = guest::follow(&connection, request, &mut writer, heard).await {
                 tracing::debug!(error = chain(&error), "the main process is no longer followed");
@@ -226,7 +234,7 @@ impl Vm {
                     Expected::End if !error.is_not_found() => Input::ChannelLost,
                     Expected::Start | Expected::End => Input::Failed(setup(&error)),
                 };
-                let _ = messages.send(Message::Happened(input));
+                guest.broken(&connection, input).await;
             }
         }));
     }
@@ -246,10 +254,38 @@ impl Vm {
         }
     }
 
+    pub(super) fn guest(&self) -> Told {
+        Told { messages: self.messages.clone(), vmm: self.vmm.clone() }
+    }
+
     /// The record as it must be before anything of the VM exists.
     pub(super) fn about_to_start(&mut self) {
         self.record.stage = ledger::Stage::Starting { vmm_program: self.context.driver.program().to_owned() };
         self.record.cgroups = cgroup::planned(&self.id);
+    }
+}
+
+/// Tells what came of a guest's calls.
+pub(super) struct Told {
+    messages: mpsc::UnboundedSender<Message>,
+    vmm: Option<Process>,
+}
+
+impl Told {
+    fn tell(&self, input: Input) {
+        let _ = self.messages.send(Message::Happened(input));
+    }
+
+    /// A channel breaks a moment before the end of its VMM is seen. That end says more, and is told by who watches it.
+    pub(super) async fn broken(&self, connection: &Connection, input: Input) {
+        let broke = timeout(BREAK_IS_SEEN, connection.closed()).await.is_ok();
+        let ended = match &self.vmm {
+            Some(vmm) if broke => timeout(END_IS_SEEN, vmm.gone()).await.is_ok(),
+            Some(_) | None => false,
+        };
+        if !ended {
+            self.tell(input);
+        }
     }
 }
 

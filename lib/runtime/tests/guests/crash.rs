@@ -128,6 +128,9 @@ fn owner_gone(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Failed { failure: Failure::OwnerGone, .. })
 }
 
+/// Whether a step of a VM's start has been reached.
+type There = fn(&Host, &VmId) -> bool;
+
 #[tokio::test]
 async fn an_owner_killed_at_any_step_before_the_guest_answers_leaves_nothing_for_the_next() {
     let host = Host::new();
@@ -135,7 +138,7 @@ async fn an_owner_killed_at_any_step_before_the_guest_answers_leaves_nothing_for
     spec.network = NetworkMode::User;
     // Each of these is there before the next: from the record to the process that nobody has written down yet.
     let run = |host: &Host, id: &VmId, name: &str| host.path().join("run/vms").join(id.as_str()).join(name);
-    let steps: [(&str, fn(&Host, &VmId) -> bool); 6] = [
+    let steps: [(&str, There); 6] = [
         ("created", |_, _| true),
         ("recorded as starting", |host, id| {
             std::fs::read_to_string(host.vm(id).join("record.json"))
@@ -183,11 +186,13 @@ async fn an_owner_killed_after_the_guest_answers_leaves_a_vm_that_the_next_one_e
         &host,
         host.config(),
         vec![(
-            host.shell("victim", "echo before; until [ -e /go ]; do sleep 0.1; done; echo after; exit 5"),
+            host.shell("victim", "until [ -e /in-exec ]; do sleep 0.1; done; echo before; until [ -e /go ]; do sleep 0.1; done; echo after; exit 5"),
             Then::Exec,
         )],
     );
     let before = owner.until(|status| status.state == State::Running);
+    let log = host.vm(&before.id).join("logs/main.0.log");
+    wait_until("the exec runs", || std::fs::metadata(&log).is_ok_and(|log| log.len() > 0));
     owner.kill();
     let runtime = host.open().await;
     assert_eq!(runtime.get(&before.id).unwrap().vmm_pid, before.vmm_pid);
@@ -195,12 +200,7 @@ async fn an_owner_killed_after_the_guest_answers_leaves_a_vm_that_the_next_one_e
     assert!(runtime.get(&before.id).unwrap().unreachable_since.is_none());
     let id = before.id;
     // The exec went with its owner, whole tree.
-    assert_eq!(
-        exec(&runtime, &id, "until [ -e /in-exec ]; do sleep 0.1; done; while pidof cat; do sleep 0.1; done")
-            .await
-            .1,
-        0
-    );
+    assert_eq!(exec(&runtime, &id, "while pidof cat; do sleep 0.1; done").await.1, 0);
     // An owner that lets go is as good as one that was killed; what happens meanwhile is not lost.
     assert_eq!(exec(&runtime, &id, "(sleep 0.5; touch /go) >/dev/null 2>&1 &").await.1, 0);
     drop(runtime);

@@ -266,6 +266,7 @@ pub(crate) async fn try_exec(runtime: &Runtime, id: &VmId, script: &str) -> anyh
             Some(exec_output::Output::Exited(status)) => {
                 let code = match status.how {
                     Some(exit_status::How::Code(code)) => code,
+                    Some(exit_status::How::Signal(signal)) => 128 + signal,
                     other => anyhow::bail!("{other:?}"),
                 };
                 return Ok((String::from_utf8_lossy(&text).into_owned(), code));

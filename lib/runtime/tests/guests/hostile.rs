@@ -16,24 +16,25 @@ const MIB: u64 = 1 << 20;
 
 /// In place of the agent: a shell that runs the attack of the kernel bundle it was booted with.
 const AGENT: &str = "#!/bin/busybox sh
+export PATH=/bin
 /bin/busybox mkdir -p /proc /sys /dev
+/bin/busybox mount -t proc proc /proc
 /bin/busybox --install -s /bin
-mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 while read module; do insmod $module; done </modules.list
 until [ -e /sys/class/virtio-ports/vport*p1 ]; do sleep 0.1; done
-exec 3<>/dev/$(basename /sys/class/virtio-ports/vport*p1)
+port=/dev/$(basename /sys/class/virtio-ports/vport*p1)
+until [ -c $port ]; do sleep 0.1; done
+exec 3<>$port
 greet() { while read -r word oldest newest nonce <&3; do [ \"$word\" = IMP-HOST ] && break; done; printf '\\nIMP-GUEST 1 1 0.1.0 %s\\n' $nonce >&3; }
 . /attack
 ";
 
 /// Bytes without a line, so that no greeting is ever found.
 const NOISE: &str = "while :; do cat /flood; done >&3";
-/// Greets, and answers every host with frames that it must answer, too.
-const PINGS: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while :; do cat /flood; done >&3";
-/// Greets, and answers the first call with a message of 4 GiB.
-const HUGE: &str = "while :; do greet; cat /settings /flood /flood /flood /flood >&3; done";
+/// Greets, and sends frames for ever, whatever the host says.
+const GREETED: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while :; do cat /flood; done >&3";
 
 /// RFC 9113, 4.1.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -41,10 +42,12 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
+/// Each asks for an answer.
 fn pings() -> Vec<u8> {
     frame(6, 0, 0, b"12345678").repeat(4096)
 }
 
+/// An answer to the first call, of 4 GiB.
 fn huge_answer() -> Vec<u8> {
     // ":status: 200" of the static table, "content-type" as a literal: RFC 7541.
     let headers = [&[0x88, 0x5f, 16][..], b"application/grpc"].concat();
@@ -96,9 +99,9 @@ async fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bo
     fs::create_dir(&link).unwrap();
     symlink(kernels, link.join("default")).unwrap();
     let attacks: [(&str, &str, Vec<u8>, u64); 3] = [
-        ("noise", NOISE, vec![b'x'; 1 << 20], 64 * MIB),
-        ("pings", PINGS, pings(), 8 * MIB),
-        ("huge", HUGE, huge_answer(), 16 * MIB),
+        ("noise", NOISE, vec![b'x'; 1 << 20], 16 * MIB),
+        ("pings", GREETED, pings(), MIB / 8),
+        ("huge", GREETED, huge_answer(), 4 * MIB),
     ];
     let agent = host.path().join("hostile-agent");
     fs::write(&agent, AGENT).unwrap();

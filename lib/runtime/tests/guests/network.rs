@@ -78,7 +78,7 @@ async fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
     let none = start(&runtime, host.spec("offline", &["sleep", "1000"])).await;
     let status = running(&runtime, &id).await;
 
-    let get = |address: SocketAddr| format!("timeout 20 wget -q -O - http://{address}/ 2>&1");
+    let get = |address: SocketAddr| format!("timeout 5 wget -q -O - http://{address}/ 2>&1");
     assert_eq!(exec(&runtime, &id, &get(outside.address)).await, ("hello".into(), 0));
     assert_eq!(outside.visitors(), 1);
     for to in ["127.0.0.1", "10.0.2.2", "0.0.0.0"] {
@@ -92,7 +92,7 @@ async fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
     assert_eq!(loopback.visitors(), 0);
 
     // A name that nobody has: an answer tells that the question came through.
-    let (text, _) = exec(&runtime, &id, "timeout 20 nslookup a.invalid 2>&1; cat /etc/resolv.conf").await;
+    let (text, _) = exec(&runtime, &id, "timeout 10 nslookup a.invalid 2>&1; cat /etc/resolv.conf").await;
     let answered =
         text.contains("NXDOMAIN") || text.contains("can't find a.invalid") || text.contains("can't resolve");
     assert_eq!(answered && !text.contains("timed out"), name_server_answers(), "{text}");

@@ -165,6 +165,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::image::hostile_json;
 
     #[test]
     fn what_builders_write_as_null_or_leave_out_is_empty() {
@@ -181,13 +182,7 @@ mod tests {
     #[test]
     fn an_image_that_says_how_it_runs_is_read_literally() {
         let diff = Digest::of(b"layer");
-        let text = format!(
-            r#"{{"architecture":"arm64","os":"linux","variant":"v8","created":"2024-01-02T03:04:05Z","author":"me",
-            "config":{{"Entrypoint":["/bin/$HOME","a \"b\"\n"],"Cmd":["-c"],"Env":["A=1","A=2"],"User":"65532:7",
-            "WorkingDir":"/w","StopSignal":"SIGQUIT","ExposedPorts":{{"80/tcp":{{}}}},"Labels":{{"k":"v"}}}},
-            "rootfs":{{"type":"layers","diff_ids":["{diff}"]}},"history":[{{"created_by":"x","empty_layer":true}}]}}"#
-        );
-        let config = ImageConfig::parse(text.as_bytes()).unwrap();
+        let config = ImageConfig::parse(whole().as_bytes()).unwrap();
         assert_eq!(config.entrypoint, ["/bin/$HOME", "a \"b\"\n"]);
         assert_eq!(
             (config.env.len(), config.user.as_str(), config.stop_signal.as_str()),
@@ -215,5 +210,26 @@ mod tests {
         fn no_bytes_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = ImageConfig::parse(&bytes);
         }
+
+        #[test]
+        fn a_configuration_with_any_value_changed_is_parsed_within_bounds_or_refused(
+            text in hostile_json::changed(&whole())
+        ) {
+            if let Ok(config) = ImageConfig::parse(text.as_bytes()) {
+                prop_assert!(config.diff_ids.len() <= MOST_LAYERS);
+                prop_assert_eq!(config.platform.clone().normal(), config.platform);
+            }
+        }
+    }
+
+    /// A configuration with every field.
+    fn whole() -> String {
+        let diff = Digest::of(b"layer");
+        format!(
+            r#"{{"architecture":"arm64","os":"linux","variant":"v8","created":"2024-01-02T03:04:05Z","author":"me",
+            "config":{{"Entrypoint":["/bin/$HOME","a \"b\"\n"],"Cmd":["-c"],"Env":["A=1","A=2"],"User":"65532:7",
+            "WorkingDir":"/w","StopSignal":"SIGQUIT","ExposedPorts":{{"80/tcp":{{}}}},"Labels":{{"k":"v"}}}},
+            "rootfs":{{"type":"layers","diff_ids":["{diff}"]}},"history":[{{"created_by":"x","empty_layer":true}}]}}"#
+        )
     }
 }

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::image::hostile_json;
 
 fn descriptor(media_type: &str, content: &str, platform: &str) -> String {
     let platform = match platform.split('/').collect::<Vec<_>>().as_slice() {
@@ -132,6 +133,26 @@ proptest! {
         bytes[at] = byte;
         if let Ok(Document::Image(image)) = parse(&bytes, "") {
             prop_assert!(image.layers.len() <= MOST_LAYERS);
+        }
+    }
+
+    #[test]
+    fn a_document_with_any_value_changed_is_parsed_within_bounds_or_refused(
+        text in prop_oneof![
+            hostile_json::changed(&manifest(OCI_CONFIG, &LAYERS)),
+            hostile_json::changed(&index(&["linux/amd64", "linux/arm/v7", "windows/amd64"])),
+        ],
+        kind in prop::sample::select(vec!["", OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST]),
+    ) {
+        match parse(text.as_bytes(), kind) {
+            Ok(Document::Image(image)) => {
+                prop_assert!(image.layers.iter().all(|layer| layer.size <= LARGEST_BLOB));
+                prop_assert!(image.layers.iter().all(|layer| LAYERS.contains(&layer.media_type.as_str())));
+            }
+            Ok(Document::Index(index)) => {
+                let _ = index.choose(&"linux/amd64".parse().unwrap());
+            }
+            Err(_) => {}
         }
     }
 }

@@ -130,4 +130,22 @@ proptest! {
     fn no_text_makes_the_parser_panic(text in "\\PC*") {
         let _ = text.parse::<Source>();
     }
+
+    #[test]
+    fn a_reference_with_any_letters_changed_is_refused_or_means_one_thing(
+        good in reference(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), "[a-zA-Z0-9:@./_\\[\\] %?#\\\\\0-]{0,2}"), 1..3)
+    ) {
+        let mut text: Vec<char> = good.chars().collect();
+        for (at, with) in changes {
+            let at = at.index(text.len().max(1)).min(text.len());
+            text.splice(at..(at + 1).min(text.len()), with.chars());
+        }
+        let text = String::from_iter(text);
+        if let Ok(parsed) = text.parse::<Reference>() {
+            prop_assert_eq!(parsed.to_string().parse::<Reference>(), Ok(parsed.clone()));
+            prop_assert!(parsed.repository().split('/').all(|part| !part.is_empty() && part != "." && part != ".."));
+            prop_assert!(!parsed.to_string().contains(['?', '#', '%', ' ', '\\', '\0']));
+        }
+    }
 }

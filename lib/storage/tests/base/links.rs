@@ -88,6 +88,14 @@ fn files_land_where_a_directory_link_leads_and_the_link_stays() {
 }
 
 #[test]
+fn files_land_in_the_directory_that_their_own_layer_puts_in_the_place_of_a_link() {
+    let base = || Tar::new().directory("x").symlink("s", "x");
+    for upper in [Tar::new().file("s/1", "1").directory("s"), Tar::new().directory("s").file("s/1", "1")] {
+        assert_eq!(image([base(), upper]).names_of_all(), ["s", "s/1", "x"]);
+    }
+}
+
+#[test]
 fn a_link_to_a_path_of_the_host_leads_inside_the_image() {
     let image =
         image([Tar::new().symlink("a", "/etc").file("a/x", "x").symlink("up", "../../..").file("up/y", "y")]);
@@ -132,8 +140,8 @@ fn a_path_through_a_file_of_its_own_layer_is_refused() {
 
 #[test]
 fn a_cached_directory_is_forgotten_when_its_path_changes_meaning() {
-    let base = Tar::new().directory("x").directory("y").symlink("s", "x").hard_link("t", "s");
-    let upper = Tar::new().file("s/1", "1").directory("s").file("s/2", "2");
+    let base = Tar::new().directory("x").directory("y").symlink("s", "y").hard_link("t", "s");
+    let upper = Tar::new().symlink("s", "x").file("s/1", "1").directory("s").file("s/2", "2");
     let image = image([base, upper]);
     assert_eq!(image.names_of_all(), ["s", "s/2", "t", "x", "x/1", "y"]);
 }

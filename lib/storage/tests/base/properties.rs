@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::ext4_reader::{DIRECTORY, FILE, Image};
 use crate::support::Workplace;
-use crate::tar_builder::{Header, Tar};
+use crate::tar_builder::{Header, Tar, record};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -177,19 +177,126 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_at_all_break_the_reader(mut bytes in prop::collection::vec(any::<u8>(), 0..2000), flips in prop::collection::vec((0_usize..4096, any::<u8>()), 0..6)) {
-        let workplace = Workplace::new().blob(crate::support::TAR, &bytes, None);
-        let _ = workplace.try_build();
-        bytes = Tar::new().directory("d").gnu_long(b'L', "d/long").file("x", "content").hard_link("d/l", "d/long").end();
-        for (at, value) in flips {
-            let at = at % bytes.len();
-            bytes[at] = value;
+    fn whiteouts_mean_the_same_anywhere_in_a_layer_whose_paths_lead_through_links(
+        upper in prop::collection::vec(
+            step().prop_filter("links look below", |step| !matches!(step, Step::Link(..))), 0..8)
+    ) {
+        // "a" and "b/a" lead to directories which the layer may hide, fill or replace.
+        let lower = || Tar::new().file("c/a", "1").file("c/b/c", "2").symlink("a", "c").symlink("b/a", "../c/b");
+        let outcome = |layer: &[Step]| {
+            let workplace = Workplace::new().layer(lower()).layer(tar(layer));
+            workplace.try_build().is_ok().then(|| {
+                crate::support::assert_clean(&workplace.target());
+                let image = Image::open(&workplace.target());
+                image.paths.keys().map(|path| (path.clone(), image.node(path).mode)).collect::<Vec<_>>()
+            })
+        };
+        prop_assert_eq!(outcome(&upper), outcome(&hides_first(upper.clone())));
+    }
+
+    #[test]
+    fn no_bytes_at_all_break_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let _ = Workplace::new().blob(crate::support::TAR, &bytes, None).try_build();
+    }
+
+    /// A good tar, damaged, under checksums that are right: past them the reader looks at everything.
+    #[test]
+    fn a_tar_damaged_anywhere_is_refused_or_makes_a_clean_disk(damage in prop::collection::vec(damage(), 1..4), end in prop_oneof![Just(usize::MAX), 0_usize..20_000]) {
+        let mut members = members();
+        for (member, at, bytes) in damage {
+            let count = members.len();
+            let (header, data) = &mut members[member % count];
+            let all = header.bytes.len() + data.len();
+            for (offset, byte) in bytes.into_iter().enumerate() {
+                match (at + offset) % all {
+                    at if at < header.bytes.len() => header.bytes[at] = byte,
+                    at => data[at - header.bytes.len()] = byte,
+                }
+            }
         }
-        let workplace = Workplace::new().blob(crate::support::TAR, &bytes, None);
+        let mut tar = members.iter().fold(Tar::new(), |tar, (header, data)| tar.header(header).data(data)).end();
+        tar.truncate(end);
+        let mut workplace = Workplace::new().layer(Tar::new().file("d/l/x", "x")).blob(crate::support::TAR, &tar, None);
+        workplace.limits.disk_bytes = 64 << 20;
         if workplace.try_build().is_ok() {
             crate::support::assert_clean(&workplace.target());
+            Image::open(&workplace.target());
         }
     }
+}
+
+#[test]
+fn the_tar_that_is_damaged_is_good() {
+    let tar = members().iter().fold(Tar::new(), |tar, (header, data)| tar.header(header).data(data));
+    let image = crate::support::image([Tar::new().file("d/gone", "x"), tar]);
+    let names = ["d", "d/a long name", "d/fifo", "d/hard", "d/null", "d/pax", "d/sparse", "l"];
+    assert_eq!(image.names_of_all(), names);
+}
+
+/// What is written over which member, and where: noise, and what fields look like.
+fn damage() -> impl Strategy<Value = (usize, usize, Vec<u8>)> {
+    let field = prop::sample::select(vec![
+        0_usize, 100, 108, 116, 124, 136, 156, 157, 257, 329, 337, 345, 386, 482, 512,
+    ]);
+    let bytes = prop_oneof![
+        prop::collection::vec(any::<u8>(), 1..12),
+        prop::sample::select(
+            [
+                &b"77777777777\0"[..],
+                b"-1\0",
+                b"\x80\0\0\0\0\0\0\x01\0\0\0\0",
+                b"../../x\0",
+                b".wh.d\0",
+                b"/",
+                b"\0",
+                b"S",
+                b"x",
+                b"L",
+                b"g"
+            ]
+            .map(<[u8]>::to_vec)
+            .to_vec()
+        ),
+    ];
+    (any::<usize>(), prop_oneof![field, 0_usize..1200], bytes)
+}
+
+/// One member of every kind.
+fn members() -> Vec<(Header, Vec<u8>)> {
+    let data = |header: &Header, data: &[u8]| {
+        let mut data = data.to_vec();
+        let mut header = header.clone();
+        header.size(data.len() as u64);
+        data.resize(data.len().next_multiple_of(512), 0);
+        (header, data)
+    };
+    let records = [
+        record("path", b"d/pax"),
+        record("SCHILY.xattr.user.a", b"value"),
+        record("mtime", b"12345.678"),
+    ];
+    let map = [
+        record("GNU.sparse.major", b"1"),
+        record("GNU.sparse.minor", b"0"),
+        record("GNU.sparse.name", b"d/sparse"),
+        record("GNU.sparse.realsize", b"65536"),
+    ];
+    let sparse = [format!("{:\0<512}", "1\n4096\n5\n").as_bytes(), b"piece"].concat();
+    vec![
+        data(&Header::new(b'5', "d"), b""),
+        data(&Header::new(b'L', "././@LongLink"), b"d/a long name\0"),
+        data(&Header::new(b'0', "short"), b"content"),
+        data(&Header::new(b'x', "pax"), &records.concat()),
+        data(&Header::new(b'0', "short"), b"more"),
+        data(&Header::new(b'x', "pax"), &map.concat()),
+        data(&Header::new(b'0', "sparse"), &sparse),
+        data(Header::new(b'2', "l").link("d"), b""),
+        data(Header::new(b'1', "l/hard").link("d/pax"), b""),
+        data(Header::new(b'3', "d/null").device(1, 3), b""),
+        data(&Header::new(b'6', "d/fifo"), b""),
+        data(&Header::new(b'0', "l/.wh.x"), b""),
+        data(&Header::new(b'0', "d/.wh..wh..opq"), b""),
+    ]
 }
 
 fn hides_first(layer: Vec<Step>) -> Vec<Step> {

@@ -137,7 +137,8 @@ impl Tar {
     }
 }
 
-fn record(key: &str, value: &[u8]) -> Vec<u8> {
+/// One record of an extended header.
+pub(crate) fn record(key: &str, value: &[u8]) -> Vec<u8> {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
     while length != rest + length.to_string().len() {

@@ -75,3 +75,67 @@ fn a_whiteout_follows_links_in_its_directory_and_stays_inside() {
     let image = image([base, Tar::new().whiteout("bin/tool")]);
     assert_eq!(image.names_of_all(), ["bin", "usr", "usr/bin"]);
 }
+
+/// A directory, a link that leads to it, and a link to that one.
+fn linked() -> Tar {
+    Tar::new().directory("t").file("t/old", "old").symlink("l", "t").symlink("m", "l")
+}
+
+fn in_any_order(entries: &[fn(Tar) -> Tar]) -> Vec<Tar> {
+    let forward = entries.iter().fold(Tar::new(), |tar, entry| entry(tar));
+    let backward = entries.iter().rev().fold(Tar::new(), |tar, entry| entry(tar));
+    vec![forward, backward]
+}
+
+#[test]
+fn a_file_does_not_land_behind_a_link_that_its_own_layer_hides() {
+    for upper in in_any_order(&[|tar| tar.file("l/new", "new"), |tar| tar.whiteout("l")]) {
+        let image = image([linked(), upper]);
+        assert_eq!(image.names_of_all(), ["l", "l/new", "m", "t", "t/old"]);
+        assert_eq!(image.node("l").kind(), DIRECTORY);
+    }
+}
+
+#[test]
+fn a_file_does_not_land_behind_a_link_in_a_directory_that_its_own_layer_empties() {
+    let lower = || Tar::new().directory("t").directory("d").symlink("d/l", "../t");
+    for upper in in_any_order(&[|tar| tar.file("d/l/new", "new"), |tar| tar.opaque("d")]) {
+        assert_eq!(image([lower(), upper]).names_of_all(), ["d", "d/l", "d/l/new", "t"]);
+    }
+}
+
+#[test]
+fn a_mark_in_a_directory_that_replaces_a_link_does_not_empty_what_the_link_led_to() {
+    for upper in in_any_order(&[|tar| tar.directory("l"), |tar| tar.opaque("l").whiteout("l/old")]) {
+        let image = image([linked(), upper]);
+        assert_eq!(image.names_of_all(), ["l", "m", "t", "t/old"]);
+        assert_eq!(image.node("l").kind(), DIRECTORY);
+    }
+}
+
+#[test]
+fn a_whiteout_behind_a_link_that_its_own_layer_hides_means_nothing() {
+    for upper in in_any_order(&[|tar| tar.whiteout("l/old"), |tar| tar.whiteout("l")]) {
+        assert_eq!(image([linked(), upper]).names_of_all(), ["m", "t", "t/old"]);
+    }
+}
+
+#[test]
+fn hard_links_find_a_file_that_their_layer_put_behind_a_link() {
+    let upper = Tar::new().file("m/old", "new").hard_link("m/a", "m/old").hard_link("b", "l/old");
+    let image = image([linked(), upper]);
+    assert_eq!(image.text("t/a"), "new");
+    assert_eq!(image.node("b").inode, image.node("t/old").inode);
+    assert_eq!(image.target("m"), "l");
+}
+
+#[test]
+fn of_two_files_behind_a_link_the_later_one_stays() {
+    for (upper, text) in [
+        (Tar::new().file("l/f", "1").file("l/f", "2"), "2"),
+        (Tar::new().file("l/f", "1").file("t/f", "2"), "2"),
+        (Tar::new().file("t/f", "1").file("l/f", "2"), "2"),
+    ] {
+        assert_eq!(image([linked(), upper]).text("t/f"), text);
+    }
+}

@@ -128,7 +128,11 @@ fn a_pin_keeps_a_disk_and_an_image_until_it_is_taken_back() {
     assert_eq!(refused(Removal::Forced), ["vm-2"]);
     store.unpin_all("vm-2").unwrap();
     assert_eq!(refused(Removal::Careful), ["vm-1"]);
-    assert_eq!(store.prune(PruneScope::Unused).unwrap(), Removed::default(), "nor does the image of a pinned disk go");
+    assert_eq!(
+        store.prune(PruneScope::Unused).unwrap(),
+        Removed::default(),
+        "nor does the image of a pinned disk go"
+    );
     assert_eq!(store.remove("a:1", Removal::Forced).unwrap().images, [digest]);
     assert!(path.exists(), "the disk of a running VM stays");
     store.unpin(&key, "vm-1").unwrap();

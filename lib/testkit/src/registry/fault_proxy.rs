@@ -141,8 +141,11 @@ fn serve(
         return finish(client);
     }
     let mut upstream = TcpStream::connect(registry)?;
-    let without_range = matches!(reaction, Reaction::ForwardWhole);
-    upstream.write_all(forwarded(&request.head, registry, without_range).as_bytes())?;
+    let mut head = forwarded(&request.head, registry);
+    if matches!(reaction, Reaction::ForwardWhole) {
+        head = replaced(&head, "range", None);
+    }
+    upstream.write_all(head.as_bytes())?;
     let Some((head, body)) = read_head(&mut upstream)? else { return Ok(()) };
     let body = body.as_slice().chain(upstream);
     match reaction {
@@ -219,9 +222,8 @@ fn parse(head: String) -> Option<Request> {
     Some(Request { method, path, headers, head })
 }
 
-fn forwarded(head: &str, registry: &str, without_range: bool) -> String {
-    let head = replaced(&replaced(head, "host", Some(registry)), "connection", Some("close"));
-    if without_range { replaced(&head, "range", None) } else { head }
+fn forwarded(head: &str, registry: &str) -> String {
+    replaced(&replaced(head, "host", Some(registry)), "connection", Some("close"))
 }
 
 /// The head with another value for one header, or without it.

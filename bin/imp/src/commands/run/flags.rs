@@ -16,7 +16,7 @@ use crate::value;
 ///
 /// The program's exit status is passed on: 128 + n when a signal n ended it, 126 or 127 when it could not be
 /// started, 125 when Imp itself failed. Without -d the program's output and signals are connected to this command. If
-/// the command is killed the VM goes on; with -i the program's input is closed then.
+/// the command is killed the VM goes on; with -i and no -t the program's input is closed then.
 #[derive(Debug, Args)]
 #[command(override_usage = "imp run [FLAGS] IMAGE [--] [COMMAND] [ARGUMENT]...")]
 pub(crate) struct Run {

@@ -24,7 +24,7 @@ use crate::status::VmmEnd;
 use crate::vmm::{BootConfig, Error, Machine};
 
 /// What QEMU's last words may take to arrive once it has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 pub(super) fn spawn(program: &Path, host: Host, boot: &BootConfig, vm: &VmLayout) -> Result<Process, Error> {
     let monitor = listen(&vm.monitor_socket())?;
@@ -102,11 +102,12 @@ impl Machine for QemuMachine {
     fn ended(&self) -> BoxFuture<'_, VmmEnd> {
         Box::pin(async {
             let end = self.process.ended().await;
-            let words = async {
-                self.console.finished().await;
-                self.qmp.closed().await
-            };
-            match timeout(LAST_WORDS, words).await.ok().flatten() {
+            // Both sockets end with the process; on a busy machine it takes a while to read what they held.
+            let (shutdown, _) = tokio::join!(
+                timeout(LAST_WORDS, self.qmp.closed()),
+                timeout(LAST_WORDS, self.console.finished()),
+            );
+            match shutdown.ok().flatten() {
                 Some(Shutdown::PoweredOff) => VmmEnd::PoweredOff,
                 Some(Shutdown::Reset) => VmmEnd::Reset,
                 None => end,

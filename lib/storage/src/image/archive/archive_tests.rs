@@ -33,7 +33,12 @@ fn opened(bytes: &[u8]) -> Result<Files, Error> {
 fn files_are_found_by_name_and_through_links_within_the_archive() {
     let bytes = tar(
         &[("./a/layer.tar", b"first"), ("a/layer.tar", b"second"), ("b", b"b")],
-        &[("c/layer.tar", "../a/layer.tar"), ("d", "c/layer.tar"), ("circle", "circle"), ("out", "../../etc/passwd")],
+        &[
+            ("c/layer.tar", "../a/layer.tar"),
+            ("d", "c/layer.tar"),
+            ("circle", "circle"),
+            ("out", "../../etc/passwd"),
+        ],
     );
     let files = opened(&bytes).unwrap();
     for name in ["a/layer.tar", "c/layer.tar", "d"] {
@@ -60,6 +65,31 @@ proptest! {
         bytes[at] = byte;
         if let Ok(files) = opened(&bytes) {
             for name in ["manifest.json", "b/c", "l"] {
+                let _ = files.read(name, 1 << 20);
+            }
+        }
+    }
+
+    /// Under a checksum that is right, so that the reader does not stop there.
+    #[test]
+    fn a_tar_with_any_field_changed_is_read_or_refused(
+        field in prop::sample::select(vec![0usize, 100, 124, 136, 156, 157, 257, 263, 345, 482]),
+        bytes in prop_oneof![
+            prop::collection::vec(any::<u8>(), 1..12),
+            prop::sample::select([&b"77777777777"[..], b"-1\0", b"\x80\0\0\0\0\0\0\x01", b"../x\0", b"/", b"\xff", b"S", b"L", b"x"].map(<[u8]>::to_vec).to_vec()),
+        ],
+        entry in 0usize..3,
+    ) {
+        // Three entries: a header and a block each, but for the link's.
+        let mut archive = tar(&[("manifest.json", b"[]"), ("b/c", b"content")], &[("l", "b/c")]);
+        let header = &mut archive[entry * 1024..][..512];
+        header[field..field + bytes.len()].copy_from_slice(&bytes);
+        let mut sealed = tar::Header::new_old();
+        sealed.as_mut_bytes().copy_from_slice(header);
+        sealed.set_cksum();
+        header.copy_from_slice(sealed.as_bytes());
+        if let Ok(files) = opened(&archive) {
+            for name in ["manifest.json", "b/c", "l", "../x", "x"] {
                 let _ = files.read(name, 1 << 20);
             }
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use super::layers::{Failed, Unpacked};
-use super::merge::{Hidden, Merge};
+use super::merge::{Change, Hidden, Merge};
 use super::tar::{self, Kind, Member, Reader, Segment};
 use super::{Error, LayerSource, Limits, Refusal, acl};
 use crate::blob::digest::Digest;
@@ -82,45 +82,40 @@ impl<'a> Build<'a> {
             return Ok(());
         }
         let attributes = self.attributes(&member)?;
-        let hidden = match member.kind {
-            Kind::Directory => self.merge.directory(&member.path, attributes)?,
-            Kind::HardLink(target) => self.merge.hard_link(&member.path, &target)?,
+        let change = match member.kind {
+            Kind::Directory => Change::Directory(attributes),
+            Kind::HardLink(target) => Change::HardLink(target),
             Kind::Symlink(target) => {
                 if target.is_empty() || target.len() > MOST_TARGET_BYTES || target.contains(&0) {
                     return Err(Refusal::SymlinkTarget.into());
                 }
-                self.place(&member.path, attributes, Content::Symlink(target.into()))?
+                Change::Place(attributes, Content::Symlink(target.into()))
             }
             Kind::Device { kind, major, minor } => {
-                self.place(&member.path, attributes, Content::Device { kind, major, minor })?
+                Change::Place(attributes, Content::Device { kind, major, minor })
             }
-            Kind::Fifo => self.place(&member.path, attributes, Content::Fifo)?,
+            Kind::Fifo => Change::Place(attributes, Content::Fifo),
             Kind::File { size, segments } => {
-                return self.file(&member.path, attributes, size, &segments, reader);
+                Change::Place(attributes, self.file(&member.path, size, &segments, reader)?)
             }
         };
+        let hidden = self.merge.put(&member.path, change)?;
         self.give_back(&hidden);
         Ok(())
     }
 
-    fn place(&mut self, path: &[u8], attributes: Attributes, content: Content) -> Result<Hidden, Refusal> {
-        let (parent, name, hidden) = self.merge.clear(path)?;
-        self.merge.place(parent, name, attributes, content);
-        Ok(hidden)
-    }
-
+    /// Writes the content of a file into blocks.
     fn file(
         &mut self,
         path: &[u8],
-        attributes: Attributes,
         size: u64,
         segments: &[Segment],
         reader: &mut Reader<'_, &mut Unpacked>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<Content, Trouble> {
         if size > MOST_FILE_BYTES {
             return Err(Refusal::FileTooLarge(size).into());
         }
-        let (parent, name, hidden) = self.merge.clear(path)?;
+        let hidden = self.merge.clear(path)?;
         self.give_back(&hidden);
         let mut body = self.writer.begin();
         for segment in segments {
@@ -136,8 +131,7 @@ impl<'a> Build<'a> {
         }
         let extents = self.writer.end(body)?;
         self.merge.count_bytes(std::mem::size_of_val(&*extents))?;
-        self.merge.place(parent, name, attributes, Content::File { size, extents });
-        Ok(())
+        Ok(Content::File { size, extents })
     }
 
     fn give_back(&mut self, hidden: &Hidden) {

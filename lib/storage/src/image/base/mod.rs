@@ -117,7 +117,7 @@ pub fn base_key(layers: &[LayerSource]) -> Digest {
 }
 
 /// Counts up whenever the same layers would give other bytes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 fn identity(key: Digest) -> Identity {
     let (uuid, hash_seed) = key.as_bytes().split_at(16);

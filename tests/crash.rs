@@ -1,0 +1,122 @@
+//! Kill -9 of a command or of the owner at any point: what comes next works, and nothing is left behind.
+
+use std::fs;
+
+use imp_testkit::images;
+use imp_testkit::imp::{Imp, finish, wait_until};
+
+const IMAGE: &str = "imp.test/busybox";
+
+fn state(imp: &Imp, vm: &str) -> anyhow::Result<String> {
+    Ok(imp.inspect(vm)?.pointer("/state").and_then(|state| state.as_str()).unwrap_or_default().to_owned())
+}
+
+#[test]
+fn an_import_that_is_killed_at_any_point_leaves_a_store_that_works() -> anyhow::Result<()> {
+    let imp = Imp::new()?;
+    let source = format!("oci:{}", images::busybox()?.display());
+    let images = imp.data().join("images");
+    for steps in 0..12 {
+        let mut child = imp.command(["image", "import", &source]).spawn()?;
+        // As many looks at the file system as make the kill land later from round to round.
+        for _ in 0..steps * 40 {
+            let _ = fs::read_dir(images.join("disks")).map(Iterator::count);
+        }
+        child.kill()?;
+        child.wait()?;
+        imp.run(["image", "ls"])?.good()?;
+    }
+    imp.run(["image", "import", &source])?.good()?;
+    assert_eq!(imp.run(["image", "ls", "-q"])?.good()?, "imp.test/busybox:latest\n");
+    imp.run(["image", "prune", "--all"])?.good()?;
+    for folder in ["blobs/sha256", "images", "names", "disks", "partial", "leases"] {
+        assert_eq!(fs::read_dir(images.join(folder))?.count(), 0, "{folder}");
+    }
+    imp.end()
+}
+
+#[test]
+fn an_owner_that_is_killed_while_a_vm_boots_leaves_a_vm_that_failed() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let child =
+        imp.command(["run", "-d", "--name", "web", "--network", "none", IMAGE, "sleep", "1000"]).spawn()?;
+    wait_until("it boots", || {
+        Ok(imp.run(["inspect", "web"])?.code == Some(0) && state(&imp, "web")? == "starting")
+    })?;
+    imp.kill_owner()?;
+    let came = finish(child)?;
+    assert!(came.code == Some(125) && came.stderr.contains("owner"), "{}", came.stderr);
+    wait_until("its end is known", || Ok(state(&imp, "web")? == "stopped"))?;
+    assert_eq!(imp.run(["rm", "web"])?.good()?, "web\n");
+    imp.end()
+}
+
+#[test]
+fn an_owner_that_is_killed_under_an_exec_a_copy_and_a_stop_leaves_nothing() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let script = "trap '' TERM; while :; do sleep 0.1; done";
+    let line = [
+        "run",
+        "-d",
+        "--name",
+        "web",
+        "--network",
+        "none",
+        "--stop-timeout",
+        "600",
+        IMAGE,
+        "sh",
+        "-c",
+        script,
+    ];
+    imp.run(line)?.good()?;
+    let exec = imp.command(["exec", "web", "sh", "-c", "touch /begun; sleep 777"]).spawn()?;
+    let copy = imp.command(["cp", "vm:/dev/zero", "-"]).spawn()?;
+    wait_until("it runs", || Ok(imp.run(["exec", "web", "test", "-e", "/begun"])?.code == Some(0)))?;
+    imp.kill_owner()?;
+    let came = finish(exec)?;
+    assert!(came.code == Some(125), "{}", came.stderr);
+    assert_ne!(finish(copy)?.code, Some(0));
+    let sleepers = "ps | grep -c '[s]leep 777'";
+    wait_until("what it ran is killed", || {
+        Ok(imp.run(["exec", "web", "sh", "-c", sleepers])?.stdout == "0\n")
+    })?;
+    let stop = imp.command(["stop", "web"]).spawn()?;
+    wait_until("it stops", || Ok(state(&imp, "web")? == "stopping"))?;
+    imp.kill_owner()?;
+    assert_eq!(finish(stop)?.code, Some(1));
+    // The program was asked to end and did not; the new owner's user decides.
+    imp.run(["rm", "-f", "web"])?.good()?;
+    imp.end()
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_its_vm_to_its_user() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let mut child = imp
+        .command(["run", "-i", "--name", "web", "--network", "none", IMAGE, "sh", "-c", "cat; exit 6"])
+        .stdin(std::process::Stdio::piped())
+        .spawn()?;
+    wait_until("it runs", || {
+        Ok(imp.run(["ps", "-q"])?.good()? == "web\n" && state(&imp, "web")? == "running")
+    })?;
+    child.kill()?;
+    child.wait()?;
+    // Its input is closed, and so the program ends by itself.
+    assert_eq!(imp.run(["wait", "web"])?.good()?, "6\n");
+    imp.end()
+}
+
+#[test]
+fn eight_vms_start_at_once() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let start = |number: u32| {
+        let line = ["run", "--rm", "--network", "none", "-m", "128m", IMAGE, "echo"].map(str::to_owned);
+        imp.command(line.into_iter().chain([number.to_string()])).spawn()
+    };
+    let children = (0..8).map(start).collect::<Result<Vec<_>, _>>()?;
+    for (number, child) in children.into_iter().enumerate() {
+        assert_eq!(finish(child)?.good()?, format!("{number}\n"));
+    }
+    imp.end()
+}
