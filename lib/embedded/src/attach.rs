@@ -7,6 +7,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{AttachProcess, CloseStdin, ExecInput, ExecOutput, exec_input, exec_output};
@@ -26,6 +27,9 @@ const MAIN: &str = "main";
 /// Messages on their way; a client that does not read stops the reading from the guest after so many.
 const QUEUE: usize = 8;
 
+/// How long the end of the input of a client that is gone may take to reach the guest.
+const LAST_INPUT: Duration = Duration::from_secs(5);
+
 pub(crate) type Answers = mpsc::Sender<Result<AttachOutput, Status>>;
 
 /// Starts the attachment and returns its answers.
@@ -39,14 +43,9 @@ pub(crate) fn attach(
     let (answers, stream) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
         let attachment = Attachment { runtime, id, status, answers: answers.clone() };
-        tokio::select! {
+        if let Err(status) = attachment.run(open, inputs).await {
             // A client that is gone needs no answer.
-            () = answers.closed() => {}
-            result = attachment.run(open, inputs) => {
-                if let Err(status) = result {
-                    let _ = answers.send(Err(status)).await;
-                }
-            }
+            let _ = answers.send(Err(status)).await;
         }
     });
     Ok(ReceiverStream::new(stream))
@@ -70,7 +69,12 @@ enum Passed {
 
 impl Attachment {
     async fn run(mut self, open: OpenAttach, inputs: Streaming<AttachInput>) -> Result<(), Status> {
-        let passed = match self.guest().await {
+        let answers = self.answers.clone();
+        let guest = tokio::select! {
+            () = answers.closed() => return Ok(()),
+            guest = self.guest() => guest,
+        };
+        let passed = match guest {
             Some(guest) => self.pass(&guest, &open, inputs).await?,
             None => Passed::Broke { bytes: 0 },
         };
@@ -80,7 +84,10 @@ impl Attachment {
                 if bytes == 0 && open.from_offset == Some(0) {
                     self.replay().await?;
                 }
-                self.end().await
+                tokio::select! {
+                    () = answers.closed() => Ok(()),
+                    ended = self.end() => ended,
+                }
             }
         }
     }
@@ -135,22 +142,32 @@ impl Attachment {
             if stdin_once {
                 let close = exec_input::Input::CloseStdin(CloseStdin {});
                 let _ = to_guest.send(ExecInput { input: Some(close) }).await;
+                return;
             }
             // The guest takes the end of its inputs for the end of the attachment.
             to_guest.closed().await;
         };
         let forward = tokio::spawn(forward);
-        let passed = self.pass_outputs(outputs.into_inner()).await;
+        let mut outputs = outputs.into_inner();
+        let passed = self.pass_outputs(&mut outputs).await;
         if passed.is_ok() {
             forward.abort();
+        } else if stdin_once {
+            // The client is gone, and the end of the input is on its way: it would not outlive its stream.
+            let rest = async { while let Ok(Some(_)) = outputs.message().await {} };
+            let _ = tokio::time::timeout(LAST_INPUT, rest).await;
         }
         passed
     }
 
-    async fn pass_outputs(&self, mut outputs: Streaming<ExecOutput>) -> Result<Passed, Status> {
+    async fn pass_outputs(&self, outputs: &mut Streaming<ExecOutput>) -> Result<Passed, Status> {
         let mut bytes = 0;
         loop {
-            let Ok(Some(output)) = outputs.message().await else { return Ok(Passed::Broke { bytes }) };
+            let output = tokio::select! {
+                () = self.answers.closed() => return Err(hung_up()),
+                output = outputs.message() => output,
+            };
+            let Ok(Some(output)) = output else { return Ok(Passed::Broke { bytes }) };
             let last = matches!(output.output, Some(exec_output::Output::Exited(_)));
             if let Some(exec_output::Output::Stdout(data) | exec_output::Output::Stderr(data)) =
                 &output.output
@@ -201,8 +218,12 @@ impl Attachment {
 
     async fn answer(&self, message: attach_output::Message) -> Result<(), Status> {
         let answer = AttachOutput { message: Some(message) };
-        self.answers.send(Ok(answer)).await.map_err(|_| Status::cancelled("the client has hung up"))
+        self.answers.send(Ok(answer)).await.map_err(|_| hung_up())
     }
+}
+
+fn hung_up() -> Status {
+    Status::cancelled("the client has hung up")
 }
 
 /// How the main process ended, if that is what ended the VM.

@@ -29,7 +29,7 @@ pub use resolvers::{ResolversError, system_resolvers};
 
 use crate::egress::Egress;
 use crate::names::VmName;
-use crate::networks::Admission;
+use crate::opening::Admission;
 use question::{Decision, Question};
 
 const PORT: u16 = 53;

@@ -9,10 +9,12 @@ mod netlink;
 mod networks;
 pub mod nft;
 mod observe;
+mod opening;
 pub mod plan;
 pub mod spec;
 
 pub use apply::ApplyError;
 pub use netlink::NetlinkError;
-pub use networks::{Admission, NetworkError, Networks, Opening, host_routes, obstacles};
+pub use networks::{NetworkError, Networks, host_routes, obstacles};
 pub use observe::ObserveError;
+pub use opening::{Admission, Opening};

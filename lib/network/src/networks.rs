@@ -17,11 +17,12 @@ use imp_sys::tap::Frames;
 use crate::addresses::HostRoute;
 use crate::apply::{self, ApplyError};
 use crate::dns::NameSockets;
-use crate::egress::{EgressError, Ports};
+use crate::egress::EgressError;
 use crate::names::{SiteName, TAP, VmName};
 use crate::netlink::NetlinkError;
-use crate::nft::{self, Element, TableId};
+use crate::nft;
 use crate::observe::{self, ObserveError};
+use crate::opening::Admission;
 use crate::plan::{self, Conflict, Place, Scope, Step};
 use crate::spec::{Site, VmNetwork};
 
@@ -165,8 +166,7 @@ impl Networks {
     pub fn admission(&self, vm: &VmName) -> Result<Admission, NetworkError> {
         let socket =
             self.inside(vm, nft::open)?.map_err(|source| NetworkError::Admit { vm: vm.clone(), source })?;
-        let table = plan::names_table(&self.site.name);
-        Ok(Admission { vm: vm.clone(), table, socket: Mutex::new(socket) })
+        Ok(Admission::new(vm.clone(), plan::names_table(&self.site.name), socket))
     }
 
     /// Sockets for the VM's name server, bound to its gateway's addresses.
@@ -263,40 +263,6 @@ fn check(vm: &VmNetwork, others: &BTreeMap<VmName, VmNetwork>) -> Result<(), Net
         }
     }
     Ok(())
-}
-
-/// Opens addresses for one VM for a while.
-pub struct Admission {
-    vm: VmName,
-    table: TableId,
-    socket: Mutex<crate::netlink::Socket>,
-}
-
-/// An address that a name led to, and what it opens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opening {
-    pub address: IpAddr,
-    pub ports: Ports,
-    pub time: Duration,
-}
-
-impl Admission {
-    /// When this returns, packets to these addresses pass.
-    pub fn open(&self, openings: &[Opening]) -> Result<(), NetworkError> {
-        let mut by_set: BTreeMap<&'static str, Vec<(Element, Duration)>> = BTreeMap::new();
-        for opening in openings {
-            for (set, element) in plan::named_elements(opening.address, &opening.ports) {
-                by_set.entry(set).or_default().push((element, opening.time));
-            }
-        }
-        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        for (set, elements) in by_set {
-            let timed = elements.iter().map(|(element, time)| (element, Some(*time)));
-            nft::add_elements(&mut socket, &self.table, set, timed)
-                .map_err(|source| NetworkError::Admit { vm: self.vm.clone(), source })?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -159,7 +159,9 @@ fn mounts(folders: &[PathBuf], things: &mut BTreeSet<Thing>) -> io::Result<()> {
 fn cgroups(folder: &Path, things: &mut BTreeSet<Thing>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            if entry.file_name().to_string_lossy().contains(OURS) {
+            let name = entry.file_name();
+            // The parent of all VMs' groups is anybody's: owners share it and remove it when it is empty.
+            if name != OURS && (folder.ends_with(OURS) || name.to_string_lossy().contains(OURS)) {
                 things.insert(Thing::Cgroup(entry.path()));
             }
             cgroups(&entry.path(), things);

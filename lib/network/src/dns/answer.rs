@@ -9,7 +9,7 @@ use hickory_proto::rr::{Name, RData, Record};
 
 use super::question::Question;
 use crate::egress::{Egress, Otherwise};
-use crate::networks::Opening;
+use crate::opening::Opening;
 
 /// The guest is told to ask again within the hour, so what is open is known to be needed.
 const LONGEST_TIME_TO_LIVE: u32 = 3600;

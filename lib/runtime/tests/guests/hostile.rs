@@ -32,9 +32,9 @@ greet() { while read -r word oldest newest nonce <&3; do [ \"$word\" = IMP-HOST 
 ";
 
 /// Bytes without a line, so that no greeting is ever found.
-const NOISE: &str = "while :; do cat /flood; done >&3";
+const NOISE: &str = "while :; do cat /flood >&3 && echo flooded >/dev/console; done";
 /// Greets, and sends frames for ever, whatever the host says.
-const GREETED: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while :; do cat /flood; done >&3";
+const GREETED: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while :; do cat /flood >&3 && echo flooded >/dev/console; done";
 
 /// RFC 9113, 4.1.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -84,10 +84,10 @@ fn bundle(host: &Host, name: &str, attack: &str, flood: &[u8]) {
     fs::write(directory.join("modules.cpio"), cpio::newc::trailer(out).unwrap()).unwrap();
 }
 
-/// Bytes that a process has handed to the kernel.
-fn written(pid: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
-    text.lines().find_map(|line| line.strip_prefix("wchar: ")?.parse().ok()).unwrap_or(0)
+/// How often the guest has sent all of its flood. Bytes that QEMU passes on are in none of its counters.
+fn floods(host: &Host, id: &VmId) -> usize {
+    let text = fs::read_to_string(host.vm(id).join("console.log")).unwrap_or_default();
+    text.lines().filter(|line| line.contains("flooded")).count()
 }
 
 #[tokio::test]
@@ -98,10 +98,10 @@ async fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bo
     fs::remove_file(&link).unwrap();
     fs::create_dir(&link).unwrap();
     symlink(kernels, link.join("default")).unwrap();
-    let attacks: [(&str, &str, Vec<u8>, u64); 3] = [
-        ("noise", NOISE, vec![b'x'; 1 << 20], 16 * MIB),
-        ("pings", GREETED, pings(), MIB / 8),
-        ("huge", GREETED, huge_answer(), 4 * MIB),
+    let attacks: [(&str, &str, Vec<u8>, usize); 3] = [
+        ("noise", NOISE, vec![b'x'; 1 << 20], 8),
+        ("pings", GREETED, pings(), 1),
+        ("huge", GREETED, huge_answer(), 1),
     ];
     let agent = host.path().join("hostile-agent");
     fs::write(&agent, AGENT).unwrap();
@@ -111,6 +111,7 @@ async fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bo
         bundle(&host, name, attack, flood);
         let mut spec = host.spec(name, &["true"]);
         spec.kernel = KernelChoice::Bundle((*name).into());
+        spec.memory = imp_runtime::spec::Memory::from_bytes(256 * MIB).unwrap();
         (spec, Then::LetRun)
     });
     let vms = vms.collect();
@@ -119,17 +120,23 @@ async fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bo
     let mut ids = std::collections::HashSet::new();
     while spawned.len() < attacks.len() {
         let status = owner.until(|status| status.vmm_pid.is_some());
-        ids.insert(status.id);
-        spawned.insert(status.name.as_str().to_owned(), status.vmm_pid.unwrap());
+        ids.insert(status.id.clone());
+        spawned.insert(status.name.as_str().to_owned(), (status.vmm_pid.unwrap(), status.id));
     }
     let before = owner.resident();
     let mut most = 0;
     for (name, _, _, enough) in &attacks {
-        let pid = spawned[*name];
+        let (pid, id) = &spawned[*name];
+        let mut sent = 0;
         wait_until(name, || {
             most = most.max(owner.resident());
-            written(pid) >= *enough
+            sent = floods(&host, id);
+            // The engine gives up a guest that does not answer in time.
+            sent >= *enough || !Path::new(&format!("/proc/{pid}")).exists()
         });
+        let consoles =
+            ids.iter().map(|id| fs::read_to_string(host.vm(id).join("console.log")).unwrap_or_default());
+        assert!(sent >= *enough, "{name} flooded only {sent} times: {}", consoles.collect::<String>());
     }
     let grown = most.saturating_sub(before);
     println!("the owner grew by {} KiB", grown >> 10);

@@ -11,6 +11,7 @@ mod directory;
 mod extents;
 mod groups;
 mod hash;
+mod holes;
 mod inode;
 mod numbering;
 mod output;

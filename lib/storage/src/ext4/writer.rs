@@ -3,14 +3,13 @@
 use std::fs::File;
 use std::io;
 
-use rustix::fs::{FallocateFlags, fallocate};
-
 use super::allocator::{Allocator, Run};
 use super::bytes::{low32, put};
 use super::checksum::{Checksum, seal_extent_block, seal_xattr_block};
 use super::directory::{self, Name, Place};
 use super::extents::{self, Extent};
 use super::groups::{DESCRIPTOR_BYTES, Geometry, Group, Usage, descriptor_blocks, group_of};
+use super::holes::{Stretch, punch, stretches};
 use super::inode::{self, Placed};
 use super::numbering::Numbered;
 use super::output::Output;
@@ -20,8 +19,6 @@ use super::{BLOCK, BLOCK_BYTES, xattrs};
 
 /// How much of a file is looked at together.
 const STAGE: usize = 1 << 20;
-/// Zero blocks in a row, within a stage, that become a hole.
-const HOLE_BLOCKS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -130,9 +127,9 @@ impl Writer {
     fn spill(&mut self, body: &mut Body) -> Result<(), Error> {
         let staged = std::mem::take(&mut body.staged);
         let mut logical = low32(body.base / BLOCK_BYTES);
-        for (bytes, hole) in runs(&staged) {
-            let blocks = bytes.len().div_ceil(BLOCK) as u64;
-            if !hole {
+        for stretch in stretches(&staged) {
+            let blocks = stretch.blocks();
+            if let Stretch::Data(bytes) = stretch {
                 let run = self.allocator.take(blocks).ok_or(Error::Full { blocks: self.most })?;
                 self.output.put(run.start, bytes)?;
                 let extent = Extent { logical, blocks: low32(blocks), physical: low32(run.start) };
@@ -349,53 +346,5 @@ impl Writer {
         put(&mut block, superblock::BYTES, &superblock.record());
         self.output.put(0, &block)?;
         Ok(())
-    }
-}
-
-/// Splits staged bytes into what is written and what is a hole.
-fn runs(staged: &[u8]) -> Vec<(&[u8], bool)> {
-    const ZEROS: [u8; BLOCK] = [0; BLOCK];
-    let mut runs = Vec::new();
-    let (mut written, mut at, mut zeros) = (0, 0, 0);
-    let mut cut = |from: usize, to: usize, hole: bool| {
-        if let Some(run) = staged.get(from..to).filter(|run| !run.is_empty()) {
-            runs.push((run, hole));
-        }
-    };
-    for block in staged.chunks(BLOCK) {
-        if ZEROS.starts_with(block) {
-            zeros += 1;
-        } else {
-            if zeros >= HOLE_BLOCKS {
-                let hole = at - zeros * BLOCK;
-                cut(written, hole, false);
-                cut(hole, at, true);
-                written = at;
-            }
-            zeros = 0;
-        }
-        at += block.len();
-    }
-    let hole = at.next_multiple_of(BLOCK) - zeros * BLOCK;
-    if zeros >= HOLE_BLOCKS {
-        cut(written, hole, false);
-        cut(hole, staged.len(), true);
-    } else {
-        cut(written, staged.len(), false);
-    }
-    runs
-}
-
-/// What hidden files left in blocks that nothing took over goes away, so that equal inputs give equal bytes.
-fn punch(file: &File, run: Run) -> io::Result<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match fallocate(file, flags, run.start * BLOCK_BYTES, run.blocks * BLOCK_BYTES) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
-            use std::os::unix::fs::FileExt;
-            (run.start..run.start + run.blocks)
-                .try_for_each(|block| file.write_all_at(&[0; BLOCK], block * BLOCK_BYTES))
-        }
-        Err(errno) => Err(errno.into()),
     }
 }

@@ -64,6 +64,26 @@ enum Links {
     Own,
     /// All, because the layer is complete.
     All,
+    /// All for an entry with this stamp, whose way ends where a later entry has put something else.
+    Before(u64),
+}
+
+/// Where a path leads.
+enum Way {
+    To(NodeId),
+    /// Nowhere, at least for now.
+    Missing,
+    /// To nothing any more: a later entry has taken one of its names.
+    Taken,
+}
+
+impl Way {
+    fn directory(self) -> Option<NodeId> {
+        match self {
+            Self::To(directory) => Some(directory),
+            Self::Missing | Self::Taken => None,
+        }
+    }
 }
 
 impl<'a> Merge<'a> {
@@ -157,7 +177,11 @@ impl<'a> Merge<'a> {
                 self.tree.place(parent, name, node, self.now);
             }
             Change::HardLink(target) => {
-                let Some(node) = self.target(&target, links)? else {
+                let links_of_target = match links {
+                    Links::Own => Links::Own,
+                    Links::All | Links::Before(_) => Links::All,
+                };
+                let Some(node) = self.target(&target, links_of_target)? else {
                     return Ok(Some(Change::HardLink(target)));
                 };
                 if self.tree.node(node).names >= MOST_LINKS - 1 {
@@ -197,7 +221,7 @@ impl<'a> Merge<'a> {
         let shown = || String::from_utf8_lossy(target).into_owned();
         let components = components(target)?;
         let (name, above) = components.split_last().ok_or_else(|| Refusal::LinkToDirectory(shown()))?;
-        let parent = self.resolve(above, Missing::Leave, links, &mut Hidden::new())?;
+        let parent = self.resolve(above, Missing::Leave, links, &mut Hidden::new())?.directory();
         let Some(node) = parent.and_then(|parent| self.child(parent, name)) else { return Ok(None) };
         match self.tree.directory(node) {
             Some(_) => Err(Refusal::LinkToDirectory(shown())),
@@ -218,22 +242,21 @@ impl<'a> Merge<'a> {
         {
             return Ok(Some(*id));
         }
-        let parent = self.resolve(above, Missing::Create, links, hidden)?;
+        let parent = self.resolve(above, Missing::Create, links, hidden)?.directory();
         if let Some(parent) = parent {
             self.last_parent = Some((key, parent));
         }
         Ok(parent)
     }
 
-    /// Follows `path` through directories and symbolic links, never above the root. Nothing where something is missing
-    /// and left so, or where a link does not lead on.
+    /// Follows `path` through directories and symbolic links, never above the root.
     fn resolve(
         &mut self,
         path: &[&[u8]],
         missing: Missing,
         links: Links,
         hidden: &mut Hidden,
-    ) -> Result<Option<NodeId>, Refusal> {
+    ) -> Result<Way, Refusal> {
         let mut ahead: VecDeque<Box<[u8]>> = path.iter().map(|name| (*name).into()).collect();
         let mut symlinks = 0;
         let mut current = Tree::ROOT;
@@ -250,11 +273,12 @@ impl<'a> Merge<'a> {
                 self.tree.directory(current).and_then(|directory| directory.entries.get(&name)).copied();
             let Some(entry) = entry else {
                 match missing {
-                    Missing::Leave => return Ok(None),
+                    Missing::Leave => return Ok(Way::Missing),
                     Missing::Create => current = self.add_unsaid(current, &name)?,
                 }
                 continue;
             };
+            let is_later = matches!(links, Links::Before(at) if entry.placed > at);
             match &self.tree.node(entry.node).content {
                 Content::Directory(_) => {
                     if missing == Missing::Create {
@@ -262,9 +286,10 @@ impl<'a> Merge<'a> {
                     }
                     current = entry.node;
                 }
+                _ if is_later => return Ok(Way::Taken),
                 Content::Symlink(target) => {
                     if links == Links::Own && entry.placed < self.layer {
-                        return Ok(None);
+                        return Ok(Way::Missing);
                     }
                     symlinks += 1;
                     if symlinks > MOST_SYMLINKS {
@@ -279,7 +304,7 @@ impl<'a> Merge<'a> {
                 }
                 Content::File { .. } | Content::Device { .. } | Content::Fifo | Content::Socket => {
                     if missing == Missing::Leave {
-                        return Ok(None);
+                        return Ok(Way::Missing);
                     }
                     if entry.placed >= self.layer {
                         return Err(Refusal::NotADirectory(String::from_utf8_lossy(&name).into_owned()));
@@ -290,7 +315,7 @@ impl<'a> Merge<'a> {
                 }
             }
         }
-        Ok(Some(current))
+        Ok(Way::To(current))
     }
 
     /// Adds a directory that no entry describes.
@@ -300,7 +325,8 @@ impl<'a> Merge<'a> {
         }
         self.count_bytes(NODE_BYTES + name.len())?;
         let node = self.tree.add_directory(unsaid(), parent);
-        self.tree.place(parent, name, node, self.now);
+        // An entry of this layer that describes it may still wait, and is not taken for older.
+        self.tree.place(parent, name, node, self.layer);
         Ok(node)
     }
 

@@ -91,8 +91,6 @@ impl<'a> Pull<'a> {
         platform: &Platform,
         server: usize,
     ) -> Result<Found, Error> {
-        let unusable =
-            |source| Error::Manifest { reference: self.reference.clone(), source: Box::new(source) };
         let mut document = match (self.reference.digest(), self.reference.tag()) {
             (Some(digest), _) => self.manifest(session, &digest.to_string(), Some(digest), "").await?,
             (None, tag) => self.manifest(session, tag.unwrap_or_default(), None, "").await?,
@@ -105,11 +103,11 @@ impl<'a> Pull<'a> {
                 }
                 Document::Index(index) => index,
             };
-            let chosen = index.choose(platform).map_err(unusable)?;
+            let chosen = index.choose(platform).map_err(|source| self.unusable(source))?;
             let name = chosen.digest.to_string();
             document = self.manifest(session, &name, Some(&chosen.digest), &chosen.media_type).await?;
         }
-        Err(unusable(manifest::Error::TooDeep))
+        Err(self.unusable(manifest::Error::TooDeep))
     }
 
     /// Fetches and verifies one document. `described` is the media type that a descriptor gave.
@@ -156,12 +154,12 @@ impl<'a> Pull<'a> {
             return Err(Error::WrongManifest { host, reference, expected: *expected, found });
         }
         let kind = if described.is_empty() { &content_type } else { described };
-        let document = manifest::parse(&bytes, kind);
-        let document = document.map_err(|source| Error::Manifest {
-            reference: self.reference.clone(),
-            source: Box::new(source),
-        })?;
+        let document = manifest::parse(&bytes, kind).map_err(|source| self.unusable(source))?;
         Ok(Verified { digest: found, bytes, document })
+    }
+
+    fn unusable(&self, source: manifest::Error) -> Error {
+        Error::Manifest { reference: self.reference.clone(), source: Box::new(source) }
     }
 
     /// Brings all blobs of the image into the store. The first failure ends the others.

@@ -3,7 +3,7 @@
 
 use super::super::Refusal;
 use super::super::path::components;
-use super::{Change, Hidden, Links, Merge, Missing, NODE_BYTES};
+use super::{Change, Hidden, Links, Merge, Missing, NODE_BYTES, Way};
 use crate::ext4::Content;
 
 /// Rounds in which hard links that stand before their targets find them.
@@ -49,13 +49,12 @@ impl Merge<'_> {
     fn retry(&mut self, waiting: Waiting, hidden: &mut Hidden) -> Result<(), (Vec<u8>, Refusal)> {
         let Waiting { path, change, at } = waiting;
         self.now = at;
-        let outcome = match self.is_placed_after(&path, at) {
-            // Something that stands later in the layer has taken the name.
+        let outcome = match self.is_taken(&path, at) {
             Ok(true) => {
                 hidden.extend(change.into_content());
                 Ok(None)
             }
-            Ok(false) => self.change(&path, change, Links::All, hidden),
+            Ok(false) => self.change(&path, change, Links::Before(at), hidden),
             Err(reason) => Err(reason),
         };
         match outcome {
@@ -68,12 +67,18 @@ impl Merge<'_> {
         }
     }
 
-    fn is_placed_after(&mut self, path: &[u8], at: u64) -> Result<bool, Refusal> {
+    /// Whether something that stands later in the layer has taken the name, or one above it.
+    fn is_taken(&mut self, path: &[u8], at: u64) -> Result<bool, Refusal> {
         let components = components(path)?;
         let (name, above) = components.split_last().ok_or(Refusal::Root)?;
-        let parent = self.resolve(above, Missing::Leave, Links::All, &mut Hidden::new())?;
-        let entry = parent.and_then(|parent| self.tree.directory(parent)?.entries.get(*name));
-        Ok(entry.is_some_and(|entry| entry.placed > at))
+        match self.resolve(above, Missing::Leave, Links::Before(at), &mut Hidden::new())? {
+            Way::Taken => Ok(true),
+            Way::Missing => Ok(false),
+            Way::To(parent) => {
+                let entry = self.tree.directory(parent).and_then(|parent| parent.entries.get(*name));
+                Ok(entry.is_some_and(|entry| entry.placed > at))
+            }
+        }
     }
 }
 

@@ -16,7 +16,7 @@ impl Merge<'_> {
             Wish::Hide(_) | Wish::HideAll => {}
         }
         let mut hidden = Hidden::new();
-        match self.resolve(&above, Missing::Leave, Links::Own, &mut hidden)? {
+        match self.resolve(&above, Missing::Leave, Links::Own, &mut hidden)?.directory() {
             Some(directory) => self.grant(directory, &wish, &mut hidden),
             None => {
                 self.count_bytes(NODE_BYTES + path.len())?;
@@ -39,7 +39,7 @@ impl Merge<'_> {
 
     fn late_whiteout(&mut self, path: &[u8], hidden: &mut Hidden) -> Result<(), Refusal> {
         let (above, wish) = asked(path)?;
-        if let Some(directory) = self.resolve(&above, Missing::Leave, Links::All, hidden)? {
+        if let Some(directory) = self.resolve(&above, Missing::Leave, Links::All, hidden)?.directory() {
             self.grant(directory, &wish, hidden);
         }
         Ok(())
