@@ -71,12 +71,16 @@ fn an_owner_that_is_killed_under_an_exec_a_copy_and_a_stop_leaves_nothing() -> a
     ];
     imp.run(line)?.good()?;
     let exec = imp.command(["exec", "web", "sh", "-c", "touch /begun; sleep 777"]).spawn()?;
-    let copy = imp.command(["cp", "vm:/dev/zero", "-"]).spawn()?;
+    imp.run(["exec", "web", "truncate", "-s", "1G", "/big"])?.good()?;
+    // Nobody reads it: the copy is under way until its owner is gone.
+    let copy = imp.command(["cp", "web:/big", "-"]).spawn()?;
     wait_until("it runs", || Ok(imp.run(["exec", "web", "test", "-e", "/begun"])?.code == Some(0)))?;
     imp.kill_owner()?;
     let came = finish(exec)?;
     assert!(came.code == Some(125), "{}", came.stderr);
-    assert_ne!(finish(copy)?.code, Some(0));
+    let copied = finish(copy)?;
+    assert_ne!(copied.code, Some(0), "{}", copied.stderr);
+    assert!(copied.stdout.len() < 1 << 30, "the whole file came");
     let sleepers = "ps | grep -c '[s]leep 777'";
     wait_until("what it ran is killed", || {
         Ok(imp.run(["exec", "web", "sh", "-c", sleepers])?.stdout == "0\n")

@@ -6,7 +6,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     // The messages of the guest that an owner passes on are the same types in both.
     let runtime = protox::compile(["imp/runtime/v1/runtime.proto"], ["proto"])?;
-    tonic_prost_build::configure().bytes(".").extern_path(".imp.guest.v1", "crate::guest").compile_fds(runtime)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .extern_path(".imp.guest.v1", "crate::guest")
+        .compile_fds(runtime)?;
     // Last: the compilation before leaves an empty module in the place of the guest's.
     let guest = protox::compile(["imp/guest/v1/guest.proto"], ["proto"])?;
     tonic_prost_build::configure().bytes(".").compile_fds(guest)?;

@@ -86,7 +86,11 @@ where
 }
 
 /// Serves `routes` to one host: answers its greeting, then its requests, until it hangs up.
-pub async fn serve_guest<S>(mut channel: S, routes: tonic::service::Routes, software: &str) -> Result<(), Error>
+pub async fn serve_guest<S>(
+    mut channel: S,
+    routes: tonic::service::Routes,
+    software: &str,
+) -> Result<(), Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -170,8 +174,8 @@ mod tests {
     use crate::guest::machine_client::MachineClient;
     use crate::guest::machine_server::{Machine, MachineServer};
     use crate::guest::{
-        ConfigureRequest, ConfigureResponse, PingRequest, PingResponse, ShutdownRequest, ShutdownResponse, VitalsRequest,
-        VitalsResponse,
+        ConfigureRequest, ConfigureResponse, PingRequest, PingResponse, ShutdownRequest, ShutdownResponse,
+        VitalsRequest, VitalsResponse,
     };
 
     /// Answers a ping with the VM header instead of the agent's version.
@@ -182,9 +186,16 @@ mod tests {
         async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
             let vm = request.metadata().get(VM_HEADER).map(|vm| vm.to_str().unwrap().to_owned());
             let nonce = request.into_inner().nonce;
-            Ok(Response::new(PingResponse { nonce, agent_version: vm.unwrap_or_default(), ..Default::default() }))
+            Ok(Response::new(PingResponse {
+                nonce,
+                agent_version: vm.unwrap_or_default(),
+                ..Default::default()
+            }))
         }
-        async fn configure(&self, _: Request<ConfigureRequest>) -> Result<Response<ConfigureResponse>, Status> {
+        async fn configure(
+            &self,
+            _: Request<ConfigureRequest>,
+        ) -> Result<Response<ConfigureResponse>, Status> {
             Err(Status::unimplemented("not in this test"))
         }
         async fn vitals(&self, _: Request<VitalsRequest>) -> Result<Response<VitalsResponse>, Status> {

@@ -124,7 +124,8 @@ where
     loop {
         let line = read_line(channel, &mut noise).await?;
         let Some(greeting) = HostLine::parse(&line) else { continue };
-        let line = format!("\nIMP-GUEST {} {} {software} {:016x}\n", ours.oldest, ours.newest, greeting.nonce);
+        let line =
+            format!("\nIMP-GUEST {} {} {software} {:016x}\n", ours.oldest, ours.newest, greeting.nonce);
         channel.write_all(line.as_bytes()).await?;
         channel.flush().await?;
         let version = ours.agree(greeting.versions, Side::Host)?;

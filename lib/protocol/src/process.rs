@@ -203,8 +203,10 @@ mod tests {
     #[test]
     fn a_signal_is_reported_as_shells_do() {
         assert_eq!(Exit::Signal { signal: 15, out_of_memory: false, timed_out: false }.code(), 143);
-        let no_code =
-            guest::ExitStatus { how: Some(exit_status::How::NotStarted("denied".into())), ..Default::default() };
+        let no_code = guest::ExitStatus {
+            how: Some(exit_status::How::NotStarted("denied".into())),
+            ..Default::default()
+        };
         assert_eq!(Exit::try_from(no_code).unwrap().code(), 126);
     }
 }

@@ -20,7 +20,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an end within the deadline") })
+    runtime
+        .block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("an end within the deadline") })
 }
 
 /// One HTTP/2 frame: true to the format in its length, free in all else.

@@ -139,3 +139,13 @@ fn of_two_files_behind_a_link_the_later_one_stays() {
         assert_eq!(image([linked(), upper]).text("t/f"), text);
     }
 }
+
+#[test]
+fn what_a_later_entry_takes_the_place_of_is_gone_wherever_the_whiteout_stands() {
+    let replaced: [fn(Tar) -> Tar; 2] = [|tar| tar.file("l", "x"), |tar| tar.symlink("l", "u")];
+    for replaced in replaced {
+        for upper in [Tar::new().whiteout("l").file("l/a", "a"), Tar::new().file("l/a", "a").whiteout("l")] {
+            assert_eq!(image([linked(), replaced(upper)]).names_of_all(), ["l", "m", "t", "t/old"]);
+        }
+    }
+}
