@@ -6,7 +6,7 @@ use imp_runtime::{Runtime, VmId};
 use rustix::process::Signal;
 
 use super::host::{
-    Host, exec, kill, outcome, output, reachable, running, start, try_exec, until, wait_until,
+    Host, STUBBORN, deaf, exec, kill, outcome, output, reachable, running, start, try_exec, until, wait_until,
 };
 use super::owner::{Owner, Then};
 
@@ -47,7 +47,7 @@ async fn a_vmm_killed_at_any_step_is_seen_at_once_told_apart_and_cleaned_up_afte
     copying.scratch = imp_runtime::spec::DiskSize::from_bytes(512 << 20).unwrap();
     let copying = start(&runtime, copying).await;
     let busy = start(&runtime, host.spec("busy", &["sleep", "1000"])).await;
-    let stopping = start(&runtime, host.shell("stopping", "trap '' TERM; while :; do sleep 1; done")).await;
+    let stopping = start(&runtime, host.shell("stopping", STUBBORN)).await;
 
     let cases = async {
         tokio::join!(
@@ -67,6 +67,7 @@ async fn a_vmm_killed_at_any_step_is_seen_at_once_told_apart_and_cleaned_up_afte
             },
             async {
                 running(&runtime, &stopping).await;
+                deaf(&runtime, &stopping).await;
                 let stop = runtime.stop(&stopping, Some(super::host::LONG));
                 let kill = kill_vmm_when(&runtime, &stopping, |status| status.state == State::Stopping);
                 let (stopped, outcome) = tokio::join!(stop, kill);
@@ -175,7 +176,7 @@ async fn an_owner_killed_after_the_guest_answers_leaves_a_vm_that_the_next_one_e
     assert!(owner_gone(&outcome), "copying: {outcome:?}");
     std::fs::remove_dir_all(mount.source).unwrap();
 
-    let mut stubborn = host.shell("victim", "trap '' TERM; while :; do sleep 1; done");
+    let mut stubborn = host.shell("victim", STUBBORN);
     stubborn.network = NetworkMode::User;
     let outcome =
         owner_killed(&host, stubborn, Then::Stop, |_, status| status.state == State::Stopping).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use imp_runtime::spec::{DiskSize, KernelChoice, Memory};
 use imp_runtime::status::{Failure, Outcome, State, VmmEnd};
 
-use super::host::{Host, exec, outcome, output, running, start};
+use super::host::{Host, STUBBORN, deaf, exec, outcome, output, running, start};
 
 const KILLED: Outcome = Outcome::Signalled { signal: 9, out_of_memory: false, timed_out: false };
 
@@ -20,7 +20,7 @@ async fn each_end_of_a_program_comes_out_as_what_it_was() {
     let mut spec = host.spec("no-shell", &["/echo", "$literal 'quotes'"]);
     spec.base = host.disk_with_only("echo");
     let no_shell = start(&runtime, spec).await;
-    let stubborn = start(&runtime, host.shell("stubborn", "trap '' TERM; while :; do sleep 1; done")).await;
+    let stubborn = start(&runtime, host.shell("stubborn", STUBBORN)).await;
 
     assert_eq!(outcome(&runtime, &code).await, Outcome::Exited { code: 7 });
     let text = output(&runtime, &code).await;
@@ -35,6 +35,7 @@ async fn each_end_of_a_program_comes_out_as_what_it_was() {
     assert_eq!(outcome(&runtime, &no_shell).await, Outcome::Exited { code: 0 });
     assert_eq!(output(&runtime, &no_shell).await, "$literal 'quotes'\n");
     running(&runtime, &stubborn).await;
+    deaf(&runtime, &stubborn).await;
     let stopped = runtime.stop(&stubborn, Some(Duration::from_secs(1))).await.unwrap();
     assert_eq!(stopped.outcome, Some(KILLED));
     host.end(runtime).await;

@@ -277,6 +277,14 @@ pub(crate) async fn try_exec(runtime: &Runtime, id: &VmId, script: &str) -> anyh
     anyhow::bail!("the stream ended without an exit status")
 }
 
+/// A main process that an orderly stop does not end, once it is [`deaf`].
+pub(crate) const STUBBORN: &str = "trap '' TERM; touch /deaf; while :; do sleep 1; done";
+
+/// Waits until a [`STUBBORN`] process ignores its stop signal.
+pub(crate) async fn deaf(runtime: &Runtime, id: &VmId) {
+    assert_eq!(exec(runtime, id, "until [ -e /deaf ]; do sleep 0.05; done").await.1, 0);
+}
+
 pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
     match rustix::process::kill_process(pid, signal) {

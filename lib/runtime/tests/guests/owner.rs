@@ -65,7 +65,10 @@ async fn own(orders: Orders) {
         let (runtime, id) = (runtime.clone(), status.id.clone());
         match thens.insert(id.clone(), Then::LetRun) {
             Some(Then::Stop) => {
-                drop(tokio::spawn(async move { runtime.stop(&id, Some(host::LONG * 10)).await }))
+                drop(tokio::spawn(async move {
+                    host::deaf(&runtime, &id).await;
+                    runtime.stop(&id, Some(host::LONG * 10)).await
+                }));
             }
             Some(Then::Exec) => {
                 drop(tokio::spawn(async move { host::try_exec(&runtime, &id, "touch /in-exec; cat").await }));
