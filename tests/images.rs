@@ -23,11 +23,14 @@ fn an_imported_image_is_listed_inspected_and_removed() -> anyhow::Result<()> {
 #[test]
 fn an_image_that_a_vm_uses_stays() -> anyhow::Result<()> {
     let imp = Imp::with_busybox()?;
-    imp.run(["run", "--name", "vm", "--network", "none", "imp.test/busybox", "true"])?.good()?;
+    let line = ["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "sleep", "1000"];
+    imp.run(line)?.good()?;
     imp.run(["image", "prune", "--all"])?.good()?;
     assert_eq!(imp.run(["image", "ls", "-q"])?.good()?, "imp.test/busybox:latest\n");
     let came = imp.run(["image", "rm", "imp.test/busybox"])?;
     assert_eq!(came.code, Some(1), "{}", came.stdout);
+    assert!(came.stderr.contains("imp rm -f vm"), "{}", came.stderr);
+    imp.run(["rm", "-f", "vm"])?.good()?;
     imp.run(["prune", "--all"])?.good()?;
     assert_eq!(imp.run(["image", "ls", "-q"])?.good()?, "");
     imp.end()

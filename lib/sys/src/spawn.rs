@@ -152,7 +152,7 @@ mod tests {
         let (kept, _kept_writer) = std::io::pipe().unwrap();
         given_writer.write_all(b"given\n").unwrap();
         let script = format!(
-            "read x <&{}; echo $x $NAME; read a b c d e f rest </proc/self/stat; [ $f = $$ ] && echo session; [ -e /proc/self/fd/{} ] || echo closed",
+            "read x </proc/self/fd/{}; echo $x $NAME; read a b c d e f rest </proc/self/stat; [ $f = $$ ] && echo session; [ -e /proc/self/fd/{} ] || echo closed",
             given.as_raw_fd(),
             kept.as_raw_fd()
         );

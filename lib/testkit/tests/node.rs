@@ -93,7 +93,15 @@ fn nothing_of_the_host_is_visible_but_what_is_listed_and_nothing_there_changes()
         secret.path().display()
     );
     let seen = node.exec(Command::shell(&look).environment("LC_ALL", "C")).unwrap().text();
-    let hidden = |line: &str| line.is_empty() || line.ends_with(':') || line.contains("No such file");
+    // What is shared by default may lie below a home: then the way to it is there, and nothing beside it.
+    let shared_by_default =
+        [std::env::current_exe().unwrap(), std::env::var_os("IMP_TEST_LAB").unwrap().into()];
+    let on_the_way = |line: &str| {
+        shared_by_default.iter().any(|path| path.components().any(|part| part.as_os_str() == line))
+    };
+    let hidden = |line: &str| {
+        line.is_empty() || line.ends_with(':') || line.contains("No such file") || on_the_way(line)
+    };
     assert!(seen.lines().all(hidden), "{seen}");
 
     let file = shared.path().join("file");
