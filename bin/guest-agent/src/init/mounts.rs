@@ -5,6 +5,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::Path;
 
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 
 use super::Error;
@@ -44,7 +45,9 @@ const BELOW: [FileSystem; 4] = [
         kind: "cgroup2",
         target: "/sys/fs/cgroup",
         flags: SAFE,
-        options: c"nsdelegate,memory_recursiveprot",
+        // Without favordynmods each process that joins a cgroup waits for every processor to have taken note: several
+        // ticks of the clock.
+        options: c"nsdelegate,memory_recursiveprot,favordynmods",
     },
 ];
 
@@ -105,7 +108,12 @@ impl FileSystem {
     fn mount(&self, root: &str) -> std::io::Result<()> {
         let target = format!("{root}{}", self.target);
         make_directory(Path::new(&target))?;
-        Ok(mount(self.kind, target.as_str(), self.kind, self.flags, self.options)?)
+        let with = |options: &CStr| mount(self.kind, target.as_str(), self.kind, self.flags, options);
+        match with(self.options) {
+            // A kernel that is too old for one of the options.
+            Err(Errno::INVAL) => Ok(with(c"")?),
+            mounted => Ok(mounted?),
+        }
     }
 }
 
