@@ -91,3 +91,21 @@ fn a_misspelt_name_brings_the_right_one() -> anyhow::Result<()> {
     assert_eq!(imp.run(["wait", "database"])?.good()?, "137\n");
     imp.end()
 }
+
+#[test]
+fn a_detached_vm_that_does_not_start_is_this_commands_failure() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let came =
+        imp.run(["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "nosuchprogram"])?;
+    assert_eq!(came.code, Some(127), "{}", came.stderr);
+    assert!(came.stderr.contains("no such program"), "{}", came.stderr);
+    imp.run(["rm", "vm"])?.good()?;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let port = format!("{}:80", taken.local_addr()?);
+    let came = imp.run(["run", "-d", "--name", "vm", "-p", &port, "imp.test/busybox", "sleep", "1000"])?;
+    assert_eq!(came.code, Some(125), "{}", came.stdout);
+    assert!(came.stderr.contains(port.trim_end_matches(":80")), "{}", came.stderr);
+    // No stop first: it is on its way out.
+    imp.run(["rm", "vm"])?.good()?;
+    imp.end()
+}

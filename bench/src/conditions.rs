@@ -16,17 +16,18 @@ pub(crate) fn print() -> anyhow::Result<()> {
     println!("load     {}", load.join(" "));
     println!("host     Linux {}", fs::read_to_string("/proc/sys/kernel/osrelease")?.trim());
     println!("guest    Linux {}", guest.trim());
-    println!("driver   {}, {}", first_line("qemu-system-x86_64", "--version")?, acceleration());
+    println!("driver   {}", first_line("qemu-system-x86_64", "--version")?);
+    println!("kvm      {}", acceleration()?);
     println!("imp      {}\n", first_line(&machine::imp()?.display().to_string(), "--version")?);
     Ok(())
 }
 
-/// What is asked of the machine here is only whether the device opens; `imp doctor` says what is really used.
-fn acceleration() -> &'static str {
-    match fs::File::options().read(true).write(true).open("/dev/kvm") {
-        Ok(_) => "/dev/kvm opens",
-        Err(_) => "emulation (no /dev/kvm)",
-    }
+/// What `imp doctor` found out by trying.
+fn acceleration() -> anyhow::Result<String> {
+    let output = Command::new(machine::imp()?).arg("doctor").output()?;
+    let checks = String::from_utf8_lossy(&output.stdout).into_owned();
+    let kvm = checks.lines().find_map(|line| line.split_once(" kvm "));
+    Ok(kvm.map(|(_, found)| found.trim().to_owned()).unwrap_or_default())
 }
 
 fn first_line(program: &str, argument: &str) -> anyhow::Result<String> {

@@ -40,17 +40,26 @@ impl Error {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Lost(_) | Self::Process(process::Error::CutShort) => true,
-            Self::Refused(_) | Self::Silent | Self::Answer(_) | Self::Process(_) => false,
+            Self::Process(process::Error::Refused(status)) => is_transport(status.code()),
+            Self::Refused(_)
+            | Self::Silent
+            | Self::Answer(_)
+            | Self::Process(process::Error::Malformed(_)) => false,
         }
     }
 }
 
+/// What a broken transport looks like to a gRPC client; our servers use the other codes.
+fn is_transport(code: Code) -> bool {
+    matches!(code, Code::Unknown | Code::Cancelled)
+}
+
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
-        match status.code() {
-            // What a broken transport looks like to a gRPC client; our servers use the others.
-            Code::Unknown | Code::Cancelled => Self::Lost(Box::new(status)),
-            _ => Self::Refused(Box::new(status)),
+        if is_transport(status.code()) {
+            Self::Lost(Box::new(status))
+        } else {
+            Self::Refused(Box::new(status))
         }
     }
 }

@@ -168,6 +168,10 @@ impl Service for Server {
         let vm = self.runtime.get(&id).map_err(|error| refusal(&error))?;
         if request.force && matches!(vm.state, State::Starting | State::Running | State::Stopping) {
             self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
+        } else if vm.state == State::Stopping {
+            // It is on its way out already.
+            let mut watch = self.runtime.watch(&id).map_err(|error| refusal(&error))?;
+            let _ = watch.wait_for(|vm| vm.state == State::Stopped).await;
         }
         match self.runtime.remove(&id).await {
             // A VM that removes itself when it has stopped may be gone by now.

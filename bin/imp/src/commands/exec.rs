@@ -91,7 +91,14 @@ impl Exec {
             signals: Signals::PassedOn,
             detach_keys: self.detach_keys.clone(),
         };
-        conclude(session::run(&mut program, &wiring, &mut Written::default()).await?)
+        match session::run(&mut program, &wiring, &mut Written::default()).await {
+            Err(error) if crate::commands::run::is_lost(&error) => {
+                bail!(
+                    "the VM or the owner of the VMs ended, and the program with it; `imp ps` says what is left"
+                )
+            }
+            end => conclude(end?),
+        }
     }
 
     fn spec(&self, command: &[OsString]) -> ProcessSpec {

@@ -141,7 +141,11 @@ impl Run {
 
     /// Waits until the program runs: what cannot be started is this command's failure.
     async fn leave_running(&self, owner: &Owner, vm: &VmStatus) -> anyhow::Result<u8> {
-        let status = owner.wait(vm.id.as_str(), State::Running).await?;
+        let mut status = owner.wait(vm.id.as_str(), State::Running).await?;
+        if status.state != State::Running {
+            // It went past running: how it ended is known once it has stopped.
+            status = owner.wait(vm.id.as_str(), State::Stopped).await?;
+        }
         match &status.outcome {
             Some(outcome @ (VmOutcome::Failed { .. } | VmOutcome::NotStarted { .. })) => {
                 explain(&status);
@@ -257,7 +261,7 @@ fn absolute(path: &Path, what: &str) -> anyhow::Result<std::path::PathBuf> {
     Ok(absolute)
 }
 
-fn is_lost(error: &anyhow::Error) -> bool {
+pub(crate) fn is_lost(error: &anyhow::Error) -> bool {
     error.downcast_ref::<imp_embedded::client::Error>().is_some_and(imp_embedded::client::Error::is_lost)
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 const MIB: u64 = 1 << 20;
 
-/// Memory of a guest: whole MiB, 64 MiB to 1 TiB.
+/// Memory of a guest: whole MiB, 96 MiB to 1 TiB. A general kernel and its initramfs do not start in less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Memory(u64);
@@ -92,7 +92,7 @@ macro_rules! size {
     )*};
 }
 size! {
-    Memory, "memory", 64, 1 << 20;
+    Memory, "memory", 96, 1 << 20;
     DiskSize, "a disk", 16, 16 << 20;
 }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn sizes_are_read_as_docker_writes_them() {
         for (text, mib) in
-            [("512m", 512), ("512M", 512), ("1g", 1024), ("1GiB", 1024), ("134217728", 128), ("65537k", 65)]
+            [("512m", 512), ("512M", 512), ("1g", 1024), ("1GiB", 1024), ("134217728", 128), ("98305k", 97)]
         {
             assert_eq!(text.parse::<Memory>().unwrap().mib(), mib, "{text}");
         }
@@ -117,6 +117,7 @@ mod tests {
             "99999999999999999999",
             "18446744073709551615t",
             "1m",
+            "95m",
             "2t",
         ] {
             assert!(bad.parse::<Memory>().is_err(), "{bad}");
