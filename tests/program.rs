@@ -32,7 +32,7 @@ fn a_log_is_shown_whole_in_part_and_as_it_grows() -> anyhow::Result<()> {
     let imp = Imp::with_busybox()?;
     detached(
         &imp,
-        "trap 'echo caught' USR1; trap 'echo bye; exit 4' TERM; echo one; echo two; echo wrong >&2; while :; do sleep 0.1; done",
+        "trap 'echo caught' USR1; trap 'echo bye; exit 4' TERM; echo one; echo two; echo wrong >&2; while :; do [ ! -e /go ] || { rm /go; echo on; }; sleep 0.1; done",
     )?;
     wait_until("all is logged", || Ok(imp.run(["logs", "web"])?.stderr == "wrong\n"))?;
     assert_eq!(imp.run(["logs", "web"])?.good()?, "one\ntwo\n");
@@ -44,10 +44,12 @@ fn a_log_is_shown_whole_in_part_and_as_it_grows() -> anyhow::Result<()> {
     let mut follower = imp.command(["logs", "-f", "web"]).spawn()?;
     let mut next = lines(&mut follower)?;
     assert_eq!((next()?, next()?), ("one".to_owned(), "two".to_owned()));
-    // One owner goes and another comes, and the follower stays.
-    imp.kill_owner()?;
     imp.run(["kill", "-s", "USR1", "web"])?.good()?;
     assert_eq!(next()?, "caught");
+    // One owner goes and another comes, and the follower stays.
+    imp.kill_owner()?;
+    imp.run(["exec", "web", "touch", "/go"])?.good()?;
+    assert_eq!(next()?, "on");
     let waiter = imp.command(["wait", "web"]).spawn()?;
     imp.run(["stop", "web"])?.good()?;
     assert_eq!((next()?, next()?), ("bye".to_owned(), String::new()));
