@@ -46,8 +46,6 @@ fn a_log_is_shown_whole_in_part_and_as_it_grows() -> anyhow::Result<()> {
     assert_eq!((next()?, next()?), ("one".to_owned(), "two".to_owned()));
     imp.run(["kill", "-s", "USR1", "web"])?.good()?;
     assert_eq!(next()?, "caught");
-    // One owner goes and another comes, and the follower stays.
-    imp.kill_owner()?;
     imp.run(["exec", "web", "touch", "/go"])?.good()?;
     assert_eq!(next()?, "on");
     let waiter = imp.command(["wait", "web"]).spawn()?;
@@ -101,21 +99,6 @@ fn until(screen: &mut impl Read, wanted: &str) -> anyhow::Result<()> {
         seen.extend(buffer.get(..read).unwrap_or_default());
     }
     Ok(())
-}
-
-#[test]
-fn a_run_in_the_foreground_goes_on_when_the_owner_changes() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
-    let script = "echo first; while [ ! -e /go ]; do sleep 0.1; done; echo second; exit 5";
-    let mut child =
-        imp.command(["run", "--name", "web", "--network", "none", IMAGE, "sh", "-c", script]).spawn()?;
-    let mut next = lines(&mut child)?;
-    assert_eq!(next()?, "first");
-    imp.kill_owner()?;
-    imp.run(["exec", "web", "touch", "/go"])?.good()?;
-    assert_eq!(next()?, "second");
-    assert_eq!(finish(child)?.code, Some(5));
-    imp.end()
 }
 
 #[test]
