@@ -8,16 +8,12 @@
 //! A host that hangs up and comes back before this process runs again leaves no trace in the device: what it says next
 //! would end up in a frame of the old conversation that was never finished. So a greeting that arrives by itself ends the
 //! old conversation and begins the next. Content of a frame does not arrive by itself: its header comes with it.
-//!
-//! The kernel learns of a hang-up on another queue than that of the data, and may tell of it when the next host has
-//! already been greeted. So a hang-up ends a conversation only if it lasts.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use imp_protocol::hello;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -25,14 +21,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
 
 /// Bytes that one read of the device gives at the most: a page.
 const MOST_AT_ONCE: usize = 4 << 10;
 /// Longest time for which the rest of a long message holds everybody up.
 const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
-/// How long a hang-up may last before it ends a conversation.
-const GRACE: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -60,12 +53,6 @@ impl Port {
         }
     }
 
-    fn is_hung_up(&self) -> io::Result<bool> {
-        let mut polled = [PollFd::new(&self.device, PollFlags::IN)];
-        rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-        Ok(polled.iter().any(|polled| polled.revents().contains(PollFlags::HUP)))
-    }
-
     fn greeting(&self) -> MutexGuard<'_, Vec<u8>> {
         self.greeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +61,9 @@ impl Port {
     pub(crate) async fn host(&self) -> io::Result<()> {
         std::future::poll_fn(|context| {
             loop {
-                if !self.is_hung_up()? {
+                let mut polled = [PollFd::new(&self.device, PollFlags::IN)];
+                rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+                if !polled.iter().any(|polled| polled.revents().contains(PollFlags::HUP)) {
                     return Poll::Ready(Ok(()));
                 }
                 ready!(self.input.poll_change(context))?;
@@ -90,33 +79,12 @@ pub(crate) struct Stream {
     port: Arc<Port>,
     /// The host has begun another conversation.
     over: bool,
-    /// Runs while the host has hung up.
-    grace: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stream {
     pub(crate) fn new(port: Arc<Port>) -> Self {
-        Self { port, over: false, grace: None }
+        Self { port, over: false }
     }
-
-    /// Ready when the host is there again, or has been away for too long.
-    fn poll_hang_up(&mut self, context: &mut Context<'_>) -> Poll<io::Result<HangUp>> {
-        while self.port.is_hung_up()? {
-            let grace = self.grace.get_or_insert_with(|| Box::pin(tokio::time::sleep(GRACE)));
-            if grace.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Ok(HangUp::Lasts));
-            }
-            ready!(self.port.input.poll_change(context))?;
-        }
-        self.grace = None;
-        Poll::Ready(Ok(HangUp::Over))
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HangUp {
-    Over,
-    Lasts,
 }
 
 impl AsyncRead for Stream {
@@ -140,16 +108,10 @@ impl AsyncRead for Stream {
         let mut last = 0;
         // A large buffer is neither cleared as a whole nor handed on with one page in it.
         while buffer.remaining() > 0 {
-            let told = buffer.filled().len() > before;
             let page = buffer.initialize_unfilled_to(buffer.remaining().min(MOST_AT_ONCE));
             match rustix::io::read(&self.port.device, &mut *page) {
-                // What has been read is told first; the next call meets the same again.
-                Ok(0) if told => break,
-                // Nothing read: the host has hung up, or had.
-                Ok(0) => match ready!(self.poll_hang_up(context))? {
-                    HangUp::Over => {}
-                    HangUp::Lasts => break,
-                },
+                // Nothing read is the end: the host has hung up.
+                Ok(0) => break,
                 Ok(count) if page.get(..count).is_some_and(hello::is_greeting) => {
                     self.port.greeting().extend_from_slice(page.get(..count).unwrap_or_default());
                     self.over = true;
@@ -163,7 +125,8 @@ impl AsyncRead for Stream {
                 // A full page says that more is on its way. Waiting for it here costs one system call; through the reactor it
                 // costs several and two changes of tasks, for each page.
                 Err(Errno::AGAIN) if last == MOST_AT_ONCE && self.port.input_within(SOON)? => {}
-                Err(_) if told => break,
+                // What has been read is told first; the next call meets the same again.
+                Err(_) if buffer.filled().len() > before => break,
                 Err(Errno::AGAIN) => ready!(self.port.input.poll_change(context))?,
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
@@ -274,32 +237,6 @@ mod tests {
         }
         host.write_all(b"PRI").await.unwrap();
         assert_eq!(new.read(&mut read).await.unwrap(), 3);
-    }
-
-    /// A pipe with a name stands in: it reads as ended while nobody writes to it, and goes on with the next writer.
-    #[tokio::test]
-    async fn a_hang_up_that_does_not_last_is_not_an_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("port");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
-            .unwrap();
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
-        let device = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap();
-        let mut stream = Stream::new(Arc::new(Port::new(device).unwrap()));
-        let writer = || std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-        drop(writer());
-        let mut read = [0; 8];
-        {
-            let mut first = std::pin::pin!(stream.read(&mut read));
-            assert!(
-                std::future::poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending()
-            );
-        }
-        let mut host = writer();
-        std::io::Write::write_all(&mut host, b"more").unwrap();
-        assert_eq!(stream.read(&mut read).await.unwrap(), 4);
-        drop(host);
-        assert_eq!(stream.read(&mut read).await.unwrap(), 0);
     }
 
     #[tokio::test]
