@@ -4,12 +4,16 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Child;
+use std::sync::mpsc;
+use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use imp_testkit::imp::{Imp, SharedVm, finish, wait_until};
 use imp_testkit::terminal;
 
 const IMAGE: &str = "imp.test/busybox";
+/// How long the next line of a program may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn detached(imp: &Imp, script: &str) -> anyhow::Result<()> {
     let line =
@@ -17,13 +21,19 @@ fn detached(imp: &Imp, script: &str) -> anyhow::Result<()> {
     imp.run(line)?.good().map(drop)
 }
 
-/// Lines of a command's stdout as they come.
+/// Lines of a command's stdout as they come; an empty one is the end.
 fn lines(child: &mut Child) -> anyhow::Result<impl FnMut() -> anyhow::Result<String> + use<>> {
-    let mut stdout = BufReader::new(child.stdout.take().context("no stdout")?);
-    Ok(move || {
-        let mut line = String::new();
-        stdout.read_line(&mut line)?;
-        Ok(line.trim_end().to_owned())
+    let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in stdout.lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    Ok(move || match lines.recv_timeout(PATIENCE) {
+        Ok(line) => Ok(line),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Ok(String::new()),
+        Err(mpsc::RecvTimeoutError::Timeout) => bail!("no further line within {PATIENCE:?}"),
     })
 }
 
@@ -46,6 +56,8 @@ fn a_log_is_shown_whole_in_part_and_as_it_grows() -> anyhow::Result<()> {
     assert_eq!((next()?, next()?), ("one".to_owned(), "two".to_owned()));
     imp.run(["kill", "-s", "USR1", "web"])?.good()?;
     assert_eq!(next()?, "caught");
+    // One owner goes and another comes, and the follower stays.
+    imp.kill_owner()?;
     imp.run(["exec", "web", "touch", "/go"])?.good()?;
     assert_eq!(next()?, "on");
     let waiter = imp.command(["wait", "web"]).spawn()?;
@@ -135,6 +147,21 @@ fn usage_is_shown_once_where_nobody_watches() -> anyhow::Result<()> {
     assert_eq!(number("memory_total_bytes"), Some(256 << 20), "{usage}");
     assert!(number("memory_used_bytes") > Some(0) && number("processes") > Some(0), "{usage}");
     assert_eq!(imp.run(["top", "nobody"])?.code, Some(1));
+    imp.end()
+}
+
+#[test]
+fn a_run_in_the_foreground_goes_on_when_the_owner_changes() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let script = "echo first; while [ ! -e /go ]; do sleep 0.1; done; echo second; exit 5";
+    let mut child =
+        imp.command(["run", "--name", "web", "--network", "none", IMAGE, "sh", "-c", script]).spawn()?;
+    let mut next = lines(&mut child)?;
+    assert_eq!(next()?, "first");
+    imp.kill_owner()?;
+    imp.run(["exec", "web", "touch", "/go"])?.good()?;
+    assert_eq!(next()?, "second");
+    assert_eq!(finish(child)?.code, Some(5));
     imp.end()
 }
 

@@ -147,10 +147,11 @@ impl Imp {
 
     /// Ends the owner as the kernel would.
     pub fn kill_owner(&self) -> anyhow::Result<()> {
-        let pid = self.owner_pid()?.context("no owner lives")?;
-        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).context("no pid")?;
+        let killed = self.owner_pid()?.context("no owner lives")?;
+        let pid = i32::try_from(killed).ok().and_then(rustix::process::Pid::from_raw).context("no pid")?;
         rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-        wait_until("the owner is gone", || Ok(self.owner_pid()?.is_none()))
+        // A client that was connected starts the next one at once.
+        wait_until("the owner is gone", || Ok(self.owner_pid()? != Some(killed)))
     }
 
     /// Removes all VMs, ends the owner, and checks that nothing is left.
