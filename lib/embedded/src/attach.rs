@@ -3,7 +3,7 @@
 //! ```text
 //! wait for the guest ─► wait for the main process ─► pass on input and output ─► exited
 //!        │                        │                            │ the guest is gone
-//!        └────────────────────────┴────────────────────────────┴─► what the log kept, if nothing was sent ─► outcome
+//!        └────────────────────────┴────────────────────────────┴─► what the log kept of the rest ─► outcome
 //! ```
 
 use std::sync::Arc;
@@ -61,7 +61,7 @@ struct Attachment {
 /// How far the passing on of output came.
 enum Passed {
     Exited,
-    /// The guest went away; so much had been passed on.
+    /// The guest went away; so much of the output had been passed on, or was not kept.
     Broke {
         bytes: u64,
     },
@@ -81,8 +81,9 @@ impl Attachment {
         match passed {
             Passed::Exited => Ok(()),
             Passed::Broke { bytes } => {
-                if bytes == 0 && open.from_offset == Some(0) {
-                    self.replay().await?;
+                // A client that wanted only what comes got it from the guest, or there was none.
+                if let Some(offset) = open.from_offset {
+                    self.replay(offset.saturating_add(bytes)).await?;
                 }
                 tokio::select! {
                     () = answers.closed() => Ok(()),
@@ -123,6 +124,7 @@ impl Attachment {
             id: MAIN.to_owned(),
             stdin: open.stdin,
             from_offset: open.from_offset.unwrap_or(u64::MAX),
+            paced: true,
         };
         let first = ExecInput { input: Some(exec_input::Input::Attach(attach)) };
         let _ = to_guest.try_send(first);
@@ -169,11 +171,13 @@ impl Attachment {
             };
             let Ok(Some(output)) = output else { return Ok(Passed::Broke { bytes }) };
             let last = matches!(output.output, Some(exec_output::Output::Exited(_)));
-            if let Some(exec_output::Output::Stdout(data) | exec_output::Output::Stderr(data)) =
-                &output.output
-            {
-                bytes += data.len() as u64;
-            }
+            bytes += match &output.output {
+                Some(exec_output::Output::Stdout(data) | exec_output::Output::Stderr(data)) => {
+                    data.len() as u64
+                }
+                Some(exec_output::Output::Dropped(bytes)) => *bytes,
+                Some(exec_output::Output::Started(_) | exec_output::Output::Exited(_)) | None => 0,
+            };
             self.answer(attach_output::Message::Output(output)).await?;
             if last {
                 return Ok(Passed::Exited);
@@ -181,12 +185,13 @@ impl Attachment {
         }
     }
 
-    /// What the log kept of a process that had ended before it could be attached to.
-    async fn replay(&self) -> Result<(), Status> {
+    /// What the log kept, from a position on, of a process that had ended before all of it could be passed on.
+    async fn replay(&self, offset: u64) -> Result<(), Status> {
         let query = LogQuery { end: LogEnd::Now, ..LogQuery::default() };
         // No log: the process never ran, or its VM has been removed.
         let Ok(mut log) = self.runtime.logs(&self.id, query).await else { return Ok(()) };
         while let Ok(Some(entry)) = log.next().await {
+            let Some(entry) = entry.from_offset(offset) else { continue };
             let data = entry.data.into();
             let output = match entry.stream {
                 LogStream::Stdout => exec_output::Output::Stdout(data),

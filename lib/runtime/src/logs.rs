@@ -53,7 +53,27 @@ pub enum LogStream {
 pub struct LogEntry {
     pub stream: LogStream,
     pub at: SystemTime,
+    /// Position of the data in the process's whole output.
+    pub offset: u64,
     pub data: Vec<u8>,
+}
+
+impl LogEntry {
+    fn of(header: Header, data: Vec<u8>) -> Self {
+        Self { stream: header.stream, at: header.time(), offset: header.offset, data }
+    }
+
+    /// What of it comes at or after a position of the whole output; none if all comes before.
+    #[must_use]
+    pub fn from_offset(mut self, offset: u64) -> Option<Self> {
+        let before = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
+        if before >= self.data.len() && before > 0 {
+            return None;
+        }
+        self.data.drain(..before);
+        self.offset = self.offset.max(offset);
+        Some(self)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

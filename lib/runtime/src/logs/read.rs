@@ -87,8 +87,11 @@ impl LogReader {
                     skip.entries -= 1;
                     continue;
                 }
-                entry.data.drain(..skip.bytes.min(entry.data.len()));
+                let bytes = skip.bytes;
                 self.skip = None;
+                let start = entry.offset.saturating_add(bytes as u64);
+                let Some(rest) = entry.from_offset(start) else { continue };
+                entry = rest;
             }
             let wanted = self.query.since.is_none_or(|since| entry.at >= since) && !entry.data.is_empty();
             if wanted {
@@ -120,7 +123,7 @@ impl LogReader {
             let Some(open) = &mut self.file else { continue };
             if let Some((header, data)) = read_frame(open, self.position, &path)? {
                 self.position += (HEADER + data.len()) as u64;
-                return Ok(Some(LogEntry { stream: header.stream, at: header.time(), data }));
+                return Ok(Some(LogEntry::of(header, data)));
             }
             // The end of this file is the end of all unless a later one has been begun.
             if !files(&self.directory).iter().any(|n| *n > self.number) {
@@ -129,7 +132,7 @@ impl LogReader {
             // Begun after the last look at this one: nothing is added here any more, but something may have been.
             if let Some((header, data)) = read_frame(open, self.position, &path)? {
                 self.position += (HEADER + data.len()) as u64;
-                return Ok(Some(LogEntry { stream: header.stream, at: header.time(), data }));
+                return Ok(Some(LogEntry::of(header, data)));
             }
             self.number += 1;
             self.position = 0;

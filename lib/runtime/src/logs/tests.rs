@@ -121,3 +121,20 @@ async fn a_damaged_log_is_an_error_not_a_flood() {
     let mut reader = LogReader::open(directory.path(), LogQuery::default(), None).unwrap();
     assert!(matches!(reader.next().await, Err(Error::Damaged { position: 0, .. })));
 }
+
+#[tokio::test]
+async fn entries_say_where_they_stand_and_can_be_cut_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut log = writer(directory.path());
+    log.append(LogStream::Stdout, b"one").unwrap();
+    log.skip(10);
+    log.append(LogStream::Stderr, b"two").unwrap();
+    let mut reader = LogReader::open(directory.path(), LogQuery::default(), None).unwrap();
+    let (one, two) = (reader.next().await.unwrap().unwrap(), reader.next().await.unwrap().unwrap());
+    assert_eq!((one.offset, two.offset), (0, 13));
+    assert_eq!(one.clone().from_offset(0), Some(one.clone()));
+    assert_eq!(one.clone().from_offset(2).map(|rest| (rest.offset, rest.data)), Some((2, b"e".to_vec())));
+    assert_eq!(one.from_offset(3), None);
+    assert_eq!(two.clone().from_offset(7), Some(two.clone()));
+    assert_eq!(two.from_offset(100), None);
+}
