@@ -1,9 +1,11 @@
 //! Kill -9 of a command or of the owner at any point: what comes next works, and nothing is left behind.
 
 use std::fs;
+use std::io::Write;
 
 use imp_testkit::images;
 use imp_testkit::imp::{Imp, finish, wait_until};
+use imp_testkit::small_disk::SmallDisk;
 
 const IMAGE: &str = "imp.test/busybox";
 
@@ -12,7 +14,7 @@ fn state(imp: &Imp, vm: &str) -> anyhow::Result<String> {
 }
 
 #[test]
-fn an_import_that_is_killed_at_any_point_leaves_a_store_that_works() -> anyhow::Result<()> {
+fn an_import_or_a_removal_that_is_killed_at_any_point_leaves_a_store_that_works() -> anyhow::Result<()> {
     let imp = Imp::new()?;
     let source = format!("oci:{}", images::busybox()?.display());
     let images = imp.data().join("images");
@@ -26,8 +28,20 @@ fn an_import_that_is_killed_at_any_point_leaves_a_store_that_works() -> anyhow::
         child.wait()?;
         imp.run(["image", "ls"])?.good()?;
     }
+    for steps in 0..12 {
+        imp.run(["image", "import", &source])?.good()?;
+        let verb: &[&str] = if steps % 2 == 0 { &["prune", "--all"] } else { &["rm", IMAGE] };
+        let mut child = imp.command(["image"].iter().chain(verb)).spawn()?;
+        for _ in 0..steps * 10 {
+            let _ = fs::read_dir(images.join("disks")).map(Iterator::count);
+        }
+        child.kill()?;
+        child.wait()?;
+    }
     imp.run(["image", "import", &source])?.good()?;
-    assert_eq!(imp.run(["image", "ls", "-q"])?.good()?, "imp.test/busybox:latest\n");
+    assert_eq!(imp.run(["image", "ls", "-o", "name"])?.good()?, "imp.test/busybox:latest\n");
+    // What was imported last works: no half of it was taken for the whole.
+    imp.run(["image", "inspect", IMAGE])?.good()?;
     imp.run(["image", "prune", "--all"])?.good()?;
     for folder in ["blobs/sha256", "images", "names", "disks", "partial", "leases"] {
         assert_eq!(fs::read_dir(images.join(folder))?.count(), 0, "{folder}");
@@ -102,12 +116,78 @@ fn a_run_that_is_killed_leaves_its_vm_to_its_user() -> anyhow::Result<()> {
         .stdin(std::process::Stdio::piped())
         .spawn()?;
     wait_until("it runs", || {
-        Ok(imp.run(["ps", "-q"])?.good()? == "web\n" && state(&imp, "web")? == "running")
+        Ok(imp.run(["ps", "-o", "name"])?.good()? == "web\n" && state(&imp, "web")? == "running")
     })?;
     child.kill()?;
     child.wait()?;
     // Its input is closed, and so the program ends by itself.
     assert_eq!(imp.run(["wait", "web"])?.good()?, "6\n");
+    imp.end()
+}
+
+#[test]
+fn a_copy_and_a_stop_that_are_killed_leave_a_vm_that_works_and_stops() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let script =
+        "trap 'until [ -e /end ]; do sleep 0.1; done; exit 4' TERM; mkdir /in; while :; do sleep 0.1; done";
+    let line =
+        ["run", "-d", "--name", "web", "--network", "none", "--stop-timeout", "600", IMAGE, "sh", "-c"];
+    imp.run(line.iter().chain([&script]))?.good()?;
+    wait_until("it runs", || Ok(imp.run(["exec", "web", "test", "-d", "/in"])?.code == Some(0)))?;
+    let large = imp.folder().join("large");
+    fs::File::create(&large)?.set_len(64 << 30)?;
+    let mut copy = imp.command(["cp", &large.to_string_lossy(), "web:/in"]).spawn()?;
+    wait_until("it is under way", || {
+        let seen =
+            imp.run(["exec", "web", "sh", "-c", "cat /sys/block/vdb/stat; ls -A /in | wc -l"])?.good()?;
+        Ok(seen.lines().last() != Some("0"))
+    })?;
+    copy.kill()?;
+    copy.wait()?;
+    // The half of a copy that nobody sends any more: not open, and in nobody's way.
+    let open = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c ' /in/'";
+    wait_until("nobody writes to it", || Ok(imp.run(["exec", "web", "sh", "-c", open])?.stdout == "0\n"))?;
+    fs::write(&large, "whole")?;
+    imp.run(["cp", &large.to_string_lossy(), "web:/in"])?.good()?;
+    assert_eq!(imp.run(["exec", "web", "cat", "/in/large"])?.good()?, "whole");
+
+    let mut stop = imp.command(["stop", "web"]).spawn()?;
+    wait_until("it stops", || Ok(state(&imp, "web")? == "stopping"))?;
+    stop.kill()?;
+    stop.wait()?;
+    imp.run(["exec", "web", "touch", "/end"])?.good()?;
+    assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
+    imp.end()
+}
+
+#[test]
+fn a_disk_of_the_host_that_fills_up_is_an_error_in_the_guest_and_no_more() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let vms = imp.data().join("vms");
+    fs::create_dir_all(&vms)?;
+    let disk = SmallDisk::mount(&vms, "80m")?;
+    let script = "trap 'exit 4' TERM; while :; do echo line; sleep 0.1; done";
+    let line =
+        ["run", "-d", "--name", "web", "--network", "none", "--disk", "64m", IMAGE, "sh", "-c", script];
+    imp.run(line)?.good()?;
+    let mut rest = fs::File::create(vms.join("rest"))?;
+    while rest.write_all(&[1; 4 << 10]).is_ok() {}
+    let fill = "dd if=/dev/urandom of=/filled bs=1M count=24 conv=fsync";
+    let came = imp.run(["exec", "web", "sh", "-c", fill])?;
+    assert_ne!(came.code, Some(0), "{}", came.stderr);
+    assert!(came.stderr.contains("filled"), "{}", came.stderr);
+    // Its output is lost, and its program goes on; so does everything that does not write.
+    assert_eq!(imp.run(["exec", "web", "echo", "alive"])?.good()?, "alive\n");
+    assert_eq!(state(&imp, "web")?, "running");
+    drop(rest);
+    fs::remove_file(vms.join("rest"))?;
+    let lines = |imp: &Imp| anyhow::Ok(imp.run(["logs", "web"])?.good()?.lines().count());
+    let before = lines(&imp)?;
+    wait_until("output is recorded again", || Ok(lines(&imp)? > before))?;
+    imp.run(["stop", "web"])?.good()?;
+    assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
+    imp.run(["rm", "web"])?.good()?;
+    drop(disk);
     imp.end()
 }
 

@@ -1,6 +1,12 @@
 //! `imp exec` runs further programs in a VM.
 
-use imp_testkit::imp::{Imp, SharedVm, wait_until};
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Context as _;
+use imp_testkit::imp::{Imp, SharedVm, finish, wait_until};
 
 #[test]
 fn output_input_and_exit_status_are_the_programs_own() -> anyhow::Result<()> {
@@ -47,6 +53,29 @@ fn a_program_whose_command_is_killed_is_killed_with_all_it_started() -> anyhow::
 }
 
 #[test]
+fn a_signal_overtakes_input_that_the_program_does_not_read() -> anyhow::Result<()> {
+    let imp = SharedVm::get()?;
+    let line = ["exec", "-i", "vm", "sh", "-c", "echo ready; sleep 1000"];
+    let mut child = imp.command(line).stdin(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().context("no stdin")?;
+    let taken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&taken);
+    let writer = std::thread::spawn(move || {
+        while let Ok(written) = stdin.write(&[0; 4096]) {
+            count.fetch_add(written, Ordering::Relaxed);
+        }
+    });
+    // More than the guest's pipe and all that waits before it.
+    wait_until("input waits", || Ok(taken.load(Ordering::Relaxed) > 384 << 10))?;
+    let status = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
+    assert!(status.success());
+    let came = finish(child)?;
+    assert_eq!((came.code, came.stdout.as_str()), (Some(143), "ready\n"), "{}", came.stderr);
+    assert!(writer.join().is_ok());
+    imp.end()
+}
+
+#[test]
 fn what_is_not_said_is_as_the_vms_own_program_has_it() -> anyhow::Result<()> {
     let imp = Imp::with_busybox()?;
     let line = [
@@ -64,6 +93,8 @@ fn what_is_not_said_is_as_the_vms_own_program_has_it() -> anyhow::Result<()> {
         "A=main",
         "-e",
         "B=b",
+        "-p",
+        "127.0.0.1::80",
     ];
     imp.run(line.into_iter().chain(["imp.test/busybox", "sleep", "100000"]))?.good()?;
     let script = "id -un; pwd; echo $A $B $FIXTURE";
@@ -72,10 +103,23 @@ fn what_is_not_said_is_as_the_vms_own_program_has_it() -> anyhow::Result<()> {
         "app\n/srv\nexec b busybox\n"
     );
     assert_eq!(imp.run(["exec", "-u", "0", "-w", "/", "vm", "sh", "-c", "id -u; pwd"])?.good()?, "0\n/\n");
-    // A VM that has stopped says so.
+    // A VM that has stopped says so, in one sentence.
+    let ports = |imp: &Imp| Ok::<_, anyhow::Error>(imp.inspect("vm")?.pointer("/ports/0").is_some());
+    assert!(ports(&imp)?);
+    let mut forward = imp.command(["port-forward", "vm", ":80"]).spawn()?;
+    let mut first = [0; 1];
+    forward.stdout.as_mut().context("no stdout")?.read_exact(&mut first)?;
     imp.run(["kill", "vm"])?.good()?;
+    let came = finish(forward)?;
+    assert_eq!(
+        (came.code, came.stderr.as_str()),
+        (Some(1), "error: vm has stopped, and its ports with it\n")
+    );
+    assert!(!ports(&imp)?);
+    let stopped = "error: vm has stopped, and a VM runs only once: start another one with `imp run`, or see `imp logs vm`\n";
     let came = imp.run(["exec", "vm", "true"])?;
-    assert_eq!(came.code, Some(125));
-    assert!(came.stderr.contains("cannot be reached"), "{}", came.stderr);
+    assert_eq!((came.code, came.stderr.as_str()), (Some(125), stopped));
+    let came = imp.run(["port-forward", "vm", ":80"])?;
+    assert_eq!((came.code, came.stdout.as_str(), came.stderr.as_str()), (Some(1), "", stopped));
     imp.end()
 }

@@ -48,6 +48,27 @@ fn a_file_gets_the_name_of_the_destination_or_goes_into_it() -> anyhow::Result<(
 }
 
 #[test]
+fn what_the_kernel_makes_up_is_copied_whole_and_what_cannot_be_copied_is_named() -> anyhow::Result<()> {
+    let imp = SharedVm::get()?;
+    for path in ["/proc/version", "/proc/filesystems", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+        imp.run(["cp", &format!("vm:{path}"), "made-up"])?.good()?;
+        let copied = fs::read_to_string(imp.folder().join("made-up"))?;
+        assert_eq!(copied, sh(&imp, &format!("cat {path}"))?, "{path}");
+    }
+    sh(
+        &imp,
+        "mkdir /tmp/odd && echo x > /tmp/odd/file && mkfifo /tmp/odd/fifo && mknod /tmp/odd/null c 1 3",
+    )?;
+    let came = imp.run(["cp", "vm:/tmp/odd", "odd"])?;
+    assert_eq!((came.code, came.stderr.as_str()), (Some(0), "warning: null is a device and was left out\n"));
+    assert_eq!(fs::read_to_string(imp.folder().join("odd/file"))?, "x\n");
+    assert!(imp.folder().join("odd/fifo").exists());
+    let came = imp.run(["cp", "vm:/dev/null", "device"])?;
+    assert!(came.code == Some(1) && came.stderr.contains("nothing was copied"), "{}", came.stderr);
+    imp.end()
+}
+
+#[test]
 fn a_stream_comes_out_and_goes_in() -> anyhow::Result<()> {
     let imp = SharedVm::get()?;
     sh(&imp, "mkdir /tmp/d && echo one > /tmp/d/a")?;

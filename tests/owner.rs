@@ -14,7 +14,7 @@ fn detached(imp: &Imp, name: &str, script: &str) -> anyhow::Result<String> {
 fn a_detached_vm_is_listed_logged_and_stopped() -> anyhow::Result<()> {
     let imp = Imp::with_busybox()?;
     let id = detached(&imp, "web", "trap 'exit 4' TERM; echo one; echo two; while :; do sleep 0.1; done")?;
-    assert_eq!(imp.run(["ps", "-q"])?.good()?, "web\n");
+    assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "web\n");
     let listed: serde_json::Value = serde_json::from_str(&imp.run(["ps", "-o", "json"])?.good()?)?;
     assert_eq!(listed.pointer("/0/id").and_then(|id| id.as_str()), Some(id.as_str()));
     assert_eq!(listed.pointer("/0/state").and_then(|state| state.as_str()), Some("running"));
@@ -22,10 +22,10 @@ fn a_detached_vm_is_listed_logged_and_stopped() -> anyhow::Result<()> {
     assert_eq!(imp.run(["logs", "--tail", "1", "web"])?.good()?, "two\n");
     assert_eq!(imp.run(["stop", "web"])?.good()?, "web\n");
     assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
-    assert_eq!(imp.run(["ps", "-q"])?.good()?, "");
-    assert_eq!(imp.run(["ps", "-aq"])?.good()?, "web\n");
+    assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "");
+    assert_eq!(imp.run(["ps", "-a", "-o", "name"])?.good()?, "web\n");
     assert_eq!(imp.run(["rm", id.get(..6).unwrap_or_default()])?.code, Some(0));
-    assert_eq!(imp.run(["ps", "-aq"])?.good()?, "");
+    assert_eq!(imp.run(["ps", "-a", "-o", "name"])?.good()?, "");
     imp.end()
 }
 
@@ -36,7 +36,7 @@ fn an_owner_that_is_killed_leaves_its_vms_to_the_next_one() -> anyhow::Result<()
     let pid = imp.owner_pid()?;
     imp.kill_owner()?;
     // A stale socket is in the way now.
-    assert_eq!(imp.run(["ps", "-q"])?.good()?, "web\n");
+    assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "web\n");
     assert_ne!(imp.owner_pid()?, pid);
     assert_eq!(imp.run(["exec", "web", "touch", "/go"])?.code, Some(0));
     assert_eq!(imp.run(["wait", "web"])?.good()?, "5\n");

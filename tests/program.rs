@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -102,6 +102,25 @@ fn a_terminal_is_left_and_come_back_to() -> anyhow::Result<()> {
     imp.end()
 }
 
+#[test]
+fn the_input_of_a_vm_in_the_background_is_there_for_one_after_the_other() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let script = "while read -r line; do echo got $line; done";
+    let id = imp.run(["run", "-d", "-i", "--name", "web", "--network", "none", IMAGE, "sh", "-c", script])?;
+    assert_eq!(imp.run(["ps", "-q"])?.good()?, id.good()?);
+    for word in ["one", "two"] {
+        let mut child = imp.command(["attach", "web"]).stdin(Stdio::piped()).spawn()?;
+        let mut stdin = child.stdin.take().context("no stdin")?;
+        stdin.write_all(format!("{word}\n").as_bytes())?;
+        // The end of this input is not the end of the program's.
+        drop(stdin);
+        assert_eq!(lines(&mut child)?()?, format!("got {word}"));
+        child.kill()?;
+        child.wait()?;
+    }
+    imp.end()
+}
+
 fn until(screen: &mut impl Read, wanted: &str) -> anyhow::Result<()> {
     let mut seen = Vec::new();
     let mut buffer = [0; 1024];
@@ -178,6 +197,13 @@ fn an_inspection_shows_the_machine_and_its_kernel() -> anyhow::Result<()> {
     let release = imp.run(["exec", "vm", "uname", "-r"])?.good()?;
     assert_eq!(text("/kernel_release"), release.trim());
     assert_ne!(std::fs::read_to_string("/proc/sys/kernel/osrelease")?, release);
+    let list = |name: &str| vm.get(name).and_then(|list| list.as_array()).cloned().context("no list");
+    let (limits, not_enforced) = (list("limits")?, list("not_enforced")?);
+    assert!(limits.len() + not_enforced.len() > 0, "{vm}");
+    for limit in limits {
+        let text = |field: &str| limit.get(field).and_then(|text| text.as_str()).context("no text");
+        assert_eq!(std::fs::read_to_string(text("path")?)?.trim(), text("value")?);
+    }
     imp.end()
 }
 

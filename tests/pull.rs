@@ -45,7 +45,7 @@ fn an_image_is_pulled_once_and_a_log_says_what_was_done() -> anyhow::Result<()> 
     );
     let quiet = imp.run(["image", "pull", "--quiet", &name])?;
     assert_eq!((quiet.stdout, quiet.stderr.as_str()), (came.stdout, ""));
-    assert_eq!(imp.run(["image", "ls", "-q"])?.good()?, format!("{name}\n"));
+    assert_eq!(imp.run(["image", "ls", "-o", "name"])?.good()?, format!("{name}\n"));
     fixture.imp.end()
 }
 
@@ -137,7 +137,7 @@ fn a_policy_decides_whether_the_registry_is_asked() -> anyhow::Result<()> {
     assert_eq!(proxy.requests().len(), once);
     run("always")?;
     assert!(proxy.requests().len() > once);
-    assert_eq!(fixture.imp.run(["image", "ls", "-q"])?.good()?, format!("{name}\n"));
+    assert_eq!(fixture.imp.run(["image", "ls", "-o", "name"])?.good()?, format!("{name}\n"));
     fixture.imp.end()
 }
 
@@ -205,7 +205,7 @@ fn a_disk_that_is_full_is_said_to_be_and_stops_nothing_for_good() -> anyhow::Res
     let came = fixture.imp.run(["image", "pull", &name])?;
     assert_eq!(came.code, Some(1), "{}", came.stderr);
     assert!(came.stderr.contains("is full; free space there"), "{}", came.stderr);
-    assert_eq!(fixture.imp.run(["image", "ls", "-q"])?.good()?, "");
+    assert_eq!(fixture.imp.run(["image", "ls", "-o", "name"])?.good()?, "");
     mount.resize("50m")?;
     fixture.imp.run(["image", "pull", &name])?.good()?;
     drop(mount);

@@ -1,8 +1,9 @@
 //! `imp run` is as easy as a container: output, input, exit status, signals, and nothing left behind.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 
 use imp_testkit::imp::{Imp, finish, wait_until};
+use imp_testkit::terminal;
 
 const IMAGE: &str = "imp.test/busybox";
 
@@ -75,6 +76,41 @@ fn a_signal_to_the_command_reaches_the_program() -> anyhow::Result<()> {
     stdout.read_line(&mut line)?;
     assert_eq!(line, "caught\n");
     assert_eq!(finish(child)?.code, Some(3));
+    imp.end()
+}
+
+#[test]
+fn a_signal_before_the_program_has_started_takes_the_vm_away_again() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let starting = || {
+        let listed: serde_json::Value = serde_json::from_str(&imp.run(["ps", "-o", "json"])?.good()?)?;
+        anyhow::Ok(listed.pointer("/0/state").is_some_and(|state| state == "starting"))
+    };
+    let nothing = || anyhow::Ok(imp.run(["ps", "-aq"])?.good()?.is_empty());
+    let line = ["run", "--network", "none", IMAGE, "sleep", "1000"];
+    for (signal, code) in [("-TERM", 143), ("-HUP", 129)] {
+        let child = imp.command(line).spawn()?;
+        wait_until("the VM is on its way", starting)?;
+        let status = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status()?;
+        assert!(status.success());
+        assert_eq!(finish(child)?.code, Some(code));
+        assert!(nothing()?, "{signal}");
+    }
+    // In the background too.
+    let child = imp.command(["run", "-d"].into_iter().chain(line.into_iter().skip(1))).spawn()?;
+    wait_until("the VM is on its way", starting)?;
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
+    let came = finish(child)?;
+    assert_eq!((came.code, came.stdout.as_str()), (Some(130), ""));
+    assert!(nothing()?);
+    // At a terminal, by key: it is no input that waits for the program.
+    let run = imp.command(["run", "-it"].into_iter().chain(line.into_iter().skip(1)));
+    let mut child = terminal::command(&run)?.spawn()?;
+    let mut keys = child.stdin.take().ok_or_else(|| anyhow::anyhow!("no stdin"))?;
+    wait_until("the VM is on its way", starting)?;
+    keys.write_all(b"\x03")?;
+    assert_eq!(finish(child)?.code, Some(130));
+    assert!(nothing()?);
     imp.end()
 }
 
@@ -152,7 +188,6 @@ fn the_outside_is_reached_and_this_machines_loopback_is_not() -> anyhow::Result<
     outside.connect("192.0.2.1:9")?;
     let outside = outside.local_addr()?.ip();
     let server = std::thread::spawn(move || {
-        use std::io::Write;
         listener.accept().and_then(|(mut client, from)| client.write_all(b"hello\n").map(|()| from))
     });
     let local = std::net::TcpListener::bind("127.0.0.1:0")?;

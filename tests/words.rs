@@ -1,6 +1,8 @@
 //! What Imp says when something is missing or wrong: what it is, and what to do next.
 
-use imp_testkit::imp::{Came, Imp};
+use anyhow::Context as _;
+use imp_testkit::imp::{Came, Imp, finish};
+use imp_testkit::terminal;
 
 fn refused(imp: &Imp, line: &[&str], code: i32, said: &[&str]) -> anyhow::Result<Came> {
     let came = imp.run(line)?;
@@ -41,6 +43,9 @@ fn a_wrong_command_line_is_no_exit_status_of_a_program() -> anyhow::Result<()> {
     refused(&imp, &["ps", "--al"], 2, &["--all"])?;
     refused(&imp, &["run", "-v", "data:/x", "image"], 125, &["./data"])?;
     refused(&imp, &["run", "-p", "70000", "image"], 125, &["ports from 1 to 65535"])?;
+    refused(&imp, &["run", "-v", "/etc:/proc/x", "image"], 125, &["/proc/x", "any other path is free"])?;
+    refused(&imp, &["run", "--stop-signal", "SIGFOO", "image"], 125, &["no signal", "SIGTERM"])?;
+    refused(&imp, &["run", "--disk", "1m", "image"], 125, &["possible is 16 MiB"])?;
     imp.end()
 }
 
@@ -85,6 +90,26 @@ fn a_doctor_names_what_it_tried() -> anyhow::Result<()> {
         "{}",
         came.stdout
     );
+    imp.end()
+}
+
+#[test]
+fn what_is_listed_is_for_scripts_too_and_coloured_only_at_a_terminal() -> anyhow::Result<()> {
+    let imp = Imp::with_busybox()?;
+    let listings: [&[&str]; 5] =
+        [&["ps"], &["image", "ls"], &["doctor"], &["version"], &["top", "--interval", "0.01"]];
+    for line in listings {
+        let text = imp.run(line.iter().chain(&["-o", "json"]))?.good()?;
+        serde_json::from_str::<serde_json::Value>(&text).with_context(|| format!("{line:?}: {text}"))?;
+        assert!(!imp.run(line)?.stdout.contains('\x1b'), "{line:?}");
+    }
+    let doctor = imp.command(["doctor"]);
+    let screen = |command: &std::process::Command| finish(terminal::command(command)?.spawn()?);
+    assert!(screen(&doctor)?.stdout.contains("\x1b[1;"));
+    let mut plain = imp.command(["doctor"]);
+    plain.env("NO_COLOR", "1");
+    let came = screen(&plain)?;
+    assert!(came.stdout.contains("qemu") && !came.stdout.contains('\x1b'), "{:?}", came.stdout);
     imp.end()
 }
 

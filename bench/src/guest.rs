@@ -15,8 +15,8 @@ use imp_protocol::guest::{
     ConfigureRequest, ExecInput, OpenForWrite, PingRequest, ProcessSpec, ReadFileRequest, WriteFileInput,
 };
 
-/// Bytes in one message of a file on its way in.
-const CHUNK: usize = 64 << 10;
+/// Bytes in one message of a file on its way in: as many as in one of `imp cp`.
+const CHUNK: usize = 256 << 10;
 
 pub(crate) async fn ping(guest: &Connection) -> anyhow::Result<()> {
     MachineClient::new(guest.clone()).ping(PingRequest { nonce: b"bench".to_vec().into() }).await?;
@@ -50,7 +50,10 @@ pub(crate) async fn exec(guest: &Connection, arguments: &[&str]) -> anyhow::Resu
                 ensure!(status.how == Some(How::Code(0)), "{arguments:?} ended with {:?}", status.how);
                 return Ok(written);
             }
-            Some(Output::Started(_) | Output::Stderr(_) | Output::Dropped(_)) | None => {}
+            Some(
+                Output::Started(_) | Output::Stderr(_) | Output::Dropped(_) | Output::StdinTaken(_),
+            )
+            | None => {}
         }
     }
     bail!("{arguments:?} has no end")

@@ -31,6 +31,8 @@ const THREAD_STACK: usize = 256 << 10;
 const ARCHIVES: usize = 6;
 /// A host that says nothing for so long after the main process has ended has lost this machine.
 const ABANDONED: Duration = Duration::from_secs(600);
+/// Free memory that is kept for the next chunk of a transfer.
+const KEPT_MEMORY: u32 = 8 << 20;
 /// Time without a call after which free memory is given back.
 const IDLE: Duration = Duration::from_secs(5);
 /// Time that processes get when nobody says how long.
@@ -184,6 +186,7 @@ pub fn main(words: impl Iterator<Item = String>) -> Result<(), Error> {
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     // The signal mask is inherited by all threads, so that no handler ever runs: see `imp_sys::child`.
     let signals = signals::block_all(&[signals::Number::TERM.get()]).map_err(Error::Start)?;
+    imp_sys::heap::keep(KEPT_MEMORY);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)

@@ -23,10 +23,8 @@ use tonic::{Response, Status, Streaming};
 use self::pack::Output;
 use self::unpack::{Owner, Unpacked};
 use crate::agent::Agent;
-use crate::files::{self, Error, WAITING_CHUNKS, path_of};
+use crate::files::{self, CHUNK, Error, WAITING_CHUNKS, path_of};
 
-/// Bytes in one message or one write.
-const CHUNK: usize = 256 << 10;
 /// Bytes after the end of an archive that are read and passed over.
 const MOST_PADDING: u64 = 1 << 20;
 
@@ -70,8 +68,14 @@ pub(crate) async fn serve_write(
     let owner = Owner { uid: open.uid, gid: open.gid };
     let _permit = agent.archives().acquire().await;
     let (chunks, waiting) = mpsc::channel(WAITING_CHUNKS);
+    // Dropped with this call, also when the host has broken it off.
+    let (wanted, _call) = {
+        let call = Arc::new(());
+        (Arc::downgrade(&call), call)
+    };
     let unpacking = files::work(move || {
-        let unpacked = unpack_all(&path, owner, FromHost { waiting, current: Bytes::new() })?;
+        let from_host = FromHost { waiting, current: Bytes::new() };
+        let unpacked = unpack_all(&path, owner, from_host, &|| wanted.strong_count() > 0)?;
         if open.then_read_only {
             make_read_only(&read_only_part(&path, &open.read_only_name)?)?;
         }
@@ -99,8 +103,13 @@ pub(crate) async fn serve_write(
     Ok(Response::new(WriteArchiveResponse { entries: unpacked.entries, bytes: unpacked.bytes }))
 }
 
-fn unpack_all(path: &Path, owner: Owner, mut reader: impl Read) -> Result<Unpacked, Error> {
-    let unpacked = unpack::unpack(path, owner, &mut reader)?;
+fn unpack_all(
+    path: &Path,
+    owner: Owner,
+    mut reader: impl Read,
+    goes_on: &dyn Fn() -> bool,
+) -> Result<Unpacked, Error> {
+    let unpacked = unpack::unpack(path, owner, &mut reader, goes_on)?;
     io::copy(&mut reader.take(MOST_PADDING), &mut io::sink()).map_err(Error::Archive)?;
     Ok(unpacked)
 }
@@ -146,7 +155,7 @@ fn through_a_pipe(from: &Path, name: &[u8], directory: &Path) -> Result<(), Erro
     let (reader, mut writer) = io::pipe().map_err(Error::file("cannot copy", from))?;
     std::thread::scope(|scope| {
         let packing = scope.spawn(move || pack::pack(from, name, &mut writer));
-        let unpacked = unpack_all(directory, Owner::default(), reader);
+        let unpacked = unpack_all(directory, Owner::default(), reader, &|| true);
         let packed = packing.join().unwrap_or_else(|_| Err(Error::Archive(io::ErrorKind::Other.into())));
         // A packer that failed leaves a torn stream; its reason is the one that says something.
         packed.and(unpacked.map(drop))
@@ -165,9 +174,9 @@ struct ToHost {
 }
 
 impl ToHost {
-    fn send(&mut self, data: Vec<u8>) -> io::Result<()> {
+    fn send(&mut self, data: Bytes) -> io::Result<()> {
         self.chunks
-            .blocking_send(Ok(FileChunk { data: data.into() }))
+            .blocking_send(Ok(FileChunk { data, ..Default::default() }))
             .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
@@ -183,24 +192,38 @@ impl Write for ToHost {
 
     fn flush(&mut self) -> io::Result<()> {
         let data = std::mem::take(&mut self.buffer);
-        if data.is_empty() { Ok(()) } else { self.send(data) }
+        if data.is_empty() { Ok(()) } else { self.send(data.into()) }
     }
 }
 
 impl Output for ToHost {
-    fn give(&mut self, chunk: Vec<u8>) -> io::Result<()> {
-        // Small files share messages; a large chunk goes as it is.
-        if chunk.len() < CHUNK / 4 {
-            return self.write_all(&chunk);
+    fn give(&mut self, piece: Bytes) -> io::Result<()> {
+        for chunk in files::chunks(piece) {
+            // Small files share messages; a large chunk goes as it is.
+            if chunk.len() < CHUNK / 4 {
+                self.write_all(&chunk)?;
+            } else {
+                self.flush()?;
+                self.send(chunk)?;
+            }
         }
-        self.flush()?;
-        self.send(chunk)
+        Ok(())
+    }
+
+    fn leave_out(&mut self, name: &[u8]) -> io::Result<()> {
+        let chunk = FileChunk { left_out: vec![Bytes::copy_from_slice(name)], ..Default::default() };
+        self.chunks.blocking_send(Ok(chunk)).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
 impl Output for io::PipeWriter {
-    fn give(&mut self, chunk: Vec<u8>) -> io::Result<()> {
-        self.write_all(&chunk)
+    fn give(&mut self, piece: Bytes) -> io::Result<()> {
+        self.write_all(&piece)
+    }
+
+    /// Whoever listened on a socket does not listen on its copy.
+    fn leave_out(&mut self, _: &[u8]) -> io::Result<()> {
+        Ok(())
     }
 }
 

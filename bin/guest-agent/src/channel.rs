@@ -1,5 +1,6 @@
 //! The channel to the host: a virtio-serial port or a vsock port, and one conversation after the other over it.
 
+mod frames;
 mod port;
 mod vsock;
 

@@ -3,6 +3,7 @@
 mod inherit;
 mod journal;
 mod listing;
+mod pace;
 mod process;
 mod pump;
 pub(crate) mod signal;
@@ -24,12 +25,13 @@ use imp_protocol::guest::{
 };
 use imp_sys::child::{Error as SpawnError, Step};
 use imp_sys::signals::Number;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::inherit::MainProcess;
 use self::journal::{Output, Reader, Source};
+use self::pace::Pace;
 use self::process::{Input, Process, Scope};
 use self::spec::{Launch, Life, ProcessId, Size};
 use crate::accounts::Accounts;
@@ -130,6 +132,7 @@ impl Agent {
     ) -> Result<(), Status> {
         let agent = Arc::clone(self);
         let main = self.processes().main();
+        let pacing = if spec.paced { Pacing::Wanted } else { Pacing::None };
         if spec.id == spec::MAIN {
             // A second one is refused below.
             let _ = main.set(MainProcess::of(&spec));
@@ -172,8 +175,10 @@ impl Agent {
             }
             Err(NotStarted::Refused(status)) => return Err(status),
         };
-        let feed = Feed::spawn(&process, inputs, Stdin::Taken);
-        let end = follow(&process, reader, answers).await;
+        let pace = Pace::new();
+        let taken = pacing.of(&pace);
+        let feed = Feed::spawn(&process, inputs, Stdin::Taken, pace);
+        let end = follow(&process, reader, taken, answers).await;
         drop(feed);
         if end.is_err() && process.life == Life::OfItsStream && process.exit().is_none() {
             crate::blocking(move || process.signal(Number::KILL, Scope::Tree)).await?;
@@ -189,8 +194,12 @@ impl Agent {
     ) -> Result<(), Status> {
         let process = self.known(&attach.id)?;
         let reader = process.read_from(attach.from_offset);
-        let feed = Feed::spawn(&process, inputs, if attach.stdin { Stdin::Taken } else { Stdin::Ignored });
-        let _ = follow(&process, reader, answers).await;
+        let pacing = if attach.paced { Pacing::Wanted } else { Pacing::None };
+        let pace = Pace::new();
+        let taken = pacing.of(&pace);
+        let stdin = if attach.stdin { Stdin::Taken } else { Stdin::Ignored };
+        let feed = Feed::spawn(&process, inputs, stdin, pace);
+        let _ = follow(&process, reader, taken, answers).await;
         drop(feed);
         Ok(())
     }
@@ -216,13 +225,39 @@ impl Agent {
 /// The host has gone away.
 struct HungUp;
 
-/// Carries a process's output, and at last its exit, to the host.
-async fn follow(process: &Process, mut reader: Reader, answers: &Answers) -> Result<(), HungUp> {
-    let started = Answer::Started(ProcessStarted { id: process.id.as_str().to_owned(), pid: process.pid });
+/// Whether the host is told how much of its input the process has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pacing {
+    Wanted,
+    None,
+}
+
+impl Pacing {
+    fn of(self, pace: &Pace) -> Option<watch::Receiver<u64>> {
+        (self == Self::Wanted).then(|| pace.taken())
+    }
+}
+
+/// Carries a process's output, and at last its exit, to the host. `taken`: what it has taken of the host's input.
+async fn follow(
+    process: &Process,
+    mut reader: Reader,
+    mut taken: Option<watch::Receiver<u64>>,
+    answers: &Answers,
+) -> Result<(), HungUp> {
+    let started = Answer::Started(ProcessStarted {
+        id: process.id.as_str().to_owned(),
+        pid: process.pid,
+        stdin_window: taken.as_ref().map_or(0, |_| pace::WINDOW),
+    });
     send(answers, started).await?;
     loop {
         let output = tokio::select! {
             biased;
+            taken = next_taken(&mut taken) => {
+                send(answers, Answer::StdinTaken(taken)).await?;
+                continue;
+            }
             output = reader.next() => output,
             () = answers.closed() => return Err(HungUp),
         };
@@ -233,6 +268,16 @@ async fn follow(process: &Process, mut reader: Reader, answers: &Answers) -> Res
             None => return send(answers, Answer::Exited(process.exited().await)).await,
         }
     }
+}
+
+/// Pending where nobody asked, and when there will be no more input.
+async fn next_taken(taken: &mut Option<watch::Receiver<u64>>) -> u64 {
+    if let Some(receiver) = taken
+        && receiver.changed().await.is_ok()
+    {
+        return *receiver.borrow_and_update();
+    }
+    std::future::pending().await
 }
 
 async fn send(answers: &Answers, output: Answer) -> Result<(), HungUp> {
@@ -253,15 +298,15 @@ enum Stdin {
 struct Feed(tokio::task::JoinHandle<()>);
 
 impl Feed {
-    fn spawn(process: &Arc<Process>, mut inputs: Streaming<ExecInput>, stdin: Stdin) -> Self {
+    fn spawn(process: &Arc<Process>, mut inputs: Streaming<ExecInput>, stdin: Stdin, mut pace: Pace) -> Self {
         let process = Arc::clone(process);
         Self(tokio::spawn(async move {
             while let Ok(Some(message)) = inputs.message().await {
-                feed(&process, message, stdin).await;
+                feed(&process, message, stdin, &mut pace).await;
             }
             // A host that sends nothing more has no more input either; a detached process may get some from the next host.
             if stdin == Stdin::Taken && process.life == Life::OfItsStream {
-                process.feed(Input::End).await;
+                process.feed(Input::End);
             }
         }))
     }
@@ -274,10 +319,12 @@ impl Drop for Feed {
 }
 
 /// Messages that make no sense here are passed over: the stream goes on.
-async fn feed(process: &Arc<Process>, message: ExecInput, stdin: Stdin) {
+async fn feed(process: &Arc<Process>, message: ExecInput, stdin: Stdin, pace: &mut Pace) {
     match message.input {
-        Some(Message::Stdin(bytes)) if stdin == Stdin::Taken => process.feed(Input::Data(bytes)).await,
-        Some(Message::CloseStdin(_)) if stdin == Stdin::Taken => process.feed(Input::End).await,
+        Some(Message::Stdin(bytes)) if stdin == Stdin::Taken => {
+            process.feed(Input::Data(pace.portion(bytes).await));
+        }
+        Some(Message::CloseStdin(_)) if stdin == Stdin::Taken => process.feed(Input::End),
         Some(Message::Resize(terminal)) => {
             if let Ok(size) = Size::parse(&terminal) {
                 process.resize(size);

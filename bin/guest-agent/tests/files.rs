@@ -139,6 +139,49 @@ async fn unpack(host: &Host, path: &Path, archive: &[u8]) -> Result<WriteArchive
 }
 
 #[tokio::test]
+async fn a_hole_of_an_archive_takes_no_room_and_no_time_after_its_sender_has_left() {
+    let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
+    let small = directory.path().join("small");
+    let file = fs::File::create(&small).unwrap();
+    file.set_len(64 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"end", (64 << 20) - 3).unwrap();
+    // The library writes what is sparse as what it is.
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_path_with_name(&small, "small").unwrap();
+    let archive = builder.into_inner().unwrap();
+    assert!(archive.len() < 1 << 20, "{} bytes: the archive is not sparse", archive.len());
+    let to = directory.path().join("to");
+    unpack(&host, &to, &archive).await.unwrap();
+    let unpacked = fs::read(to.join("small")).unwrap();
+    assert!(unpacked.len() == 64 << 20 && unpacked.ends_with(b"\0end"));
+    assert!(fs::metadata(to.join("small")).unwrap().blocks() * 512 < 1 << 20);
+
+    // Zeros that would take hours, from a host that has left.
+    fs::File::options().write(true).open(&small).unwrap().set_len(1 << 43).unwrap();
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_path_with_name(&small, "large").unwrap();
+    let archive = builder.into_inner().unwrap();
+    let mut call = Box::pin(unpack(&host, &to, &archive));
+    let large = to.join("large");
+    while !large.exists() {
+        tokio::select! {
+            ended = &mut call => panic!("it cannot be unpacked yet: {ended:?}"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    drop(call);
+    let open = || {
+        fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == large))
+    };
+    while open() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn a_tree_survives_the_way_out_and_in_again() {
     let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
     let (from, to) = (directory.path().join("from"), directory.path().join("to"));

@@ -145,7 +145,7 @@ async fn a_detached_process_outlives_its_stream_and_is_attached_to() {
     exec.until("first\n").await;
     assert_eq!(host.refused(spec).await.code(), Code::AlreadyExists);
     drop(exec);
-    let attach = AttachProcess { id: "job".into(), stdin: true, from_offset: 2 };
+    let attach = AttachProcess { id: "job".into(), stdin: true, from_offset: 2, paced: false };
     let mut exec = host.exec_with(vec![Input::Attach(attach)]).await;
     exec.send(Input::Stdin("second\n".into())).await;
     exec.until("second\n").await;
@@ -163,6 +163,36 @@ async fn a_timeout_kills_and_says_so() {
     let limits = Some(ProcessLimits { timeout_milliseconds: 50, ..Default::default() });
     let exit = collect(host.exec(ProcessSpec { limits, ..sh("sleep 1000") }).await).await.exit;
     assert_eq!((exit.how, exit.timed_out), (Some(How::Signal(9)), true));
+}
+
+#[tokio::test]
+async fn input_that_nobody_reads_does_not_hold_up_a_signal() {
+    let host = Host::connect().await;
+    let spec = ProcessSpec { stdin: true, paced: true, ..sh("echo ready; sleep 1000") };
+    let mut exec = host.exec(spec).await;
+    exec.until("ready").await;
+    let window = exec.stdin_window();
+    assert!(window > 128 << 10, "{window}");
+    for _ in 0..window >> 15 {
+        exec.send(Input::Stdin(vec![0; 32 << 10].into())).await;
+    }
+    exec.send(Input::Signal("KILL".into())).await;
+    assert_eq!(collect(exec).await.exit.how, Some(How::Signal(9)));
+}
+
+#[tokio::test]
+async fn a_paced_host_is_told_of_all_its_input_once_it_is_taken() {
+    let host = Host::connect().await;
+    let mut exec =
+        host.exec(ProcessSpec { stdin: true, paced: true, ..sh("cat >/dev/null; sleep 1000") }).await;
+    for _ in 0..5 {
+        exec.send(Input::Stdin(vec![0; 50_000].into())).await;
+    }
+    exec.until_taken(250_000).await;
+    exec.send(Input::CloseStdin(CloseStdin {})).await;
+    // What comes too late is nobody's, and still counts.
+    exec.send(Input::Stdin(vec![0; 7].into())).await;
+    exec.until_taken(250_007).await;
 }
 
 #[tokio::test]

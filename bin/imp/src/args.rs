@@ -47,6 +47,13 @@ pub(crate) struct Global {
     /// ../libexec/imp]
     #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "FILE")]
     pub(crate) guest_agent: Option<PathBuf>,
+    /// What VMs run in: auto, firecracker or qemu, or IMP_DRIVER [default: auto: Firecracker where it runs guests, else
+    /// QEMU]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "DRIVER")]
+    pub(crate) driver: Option<OsString>,
+    /// The Firecracker program, or IMP_FIRECRACKER [default: firecracker of PATH, beside imp, or in ../libexec/imp]
+    #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "FILE")]
+    pub(crate) firecracker: Option<PathBuf>,
     /// The QEMU program, or IMP_QEMU [default: qemu-system-x86_64 of PATH]
     #[arg(long, global = true, help_heading = PLACES, hide_short_help = true, value_name = "FILE")]
     pub(crate) qemu: Option<PathBuf>,
@@ -55,14 +62,15 @@ pub(crate) struct Global {
 impl Global {
     /// What no flag says is as a variable says; an empty one says nothing.
     pub(crate) fn or_variables(self, variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        let or = |flag: Option<PathBuf>, name| {
-            flag.or_else(|| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from))
-        };
+        let said = |name| variable(name).filter(|value| !value.is_empty());
+        let or = |flag: Option<PathBuf>, name| flag.or_else(|| said(name).map(PathBuf::from));
         Self {
             data_dir: or(self.data_dir, "IMP_DATA_DIR"),
             runtime_dir: or(self.runtime_dir, "IMP_RUNTIME_DIR"),
             settings: or(self.settings, "IMP_SETTINGS"),
             guest_agent: or(self.guest_agent, "IMP_GUEST_AGENT"),
+            driver: self.driver.or_else(|| said("IMP_DRIVER")),
+            firecracker: or(self.firecracker, "IMP_FIRECRACKER"),
             qemu: or(self.qemu, "IMP_QEMU"),
         }
     }

@@ -10,7 +10,17 @@ use imp_storage::image::platform::Platform;
 use imp_storage::store::{Store, StoreOptions};
 
 use crate::args::Global;
+use crate::commands::owner::serve::Serve;
 use crate::settings::{Settings, World};
+
+/// Runs a command that waits for others. One thread is enough: work that blocks has threads of its own.
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> std::io::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(work);
+    // A thread that still reads stdin is not waited for.
+    runtime.shutdown_background();
+    Ok(result)
+}
 
 pub(crate) struct Context {
     pub(crate) settings: Settings,
@@ -30,14 +40,8 @@ impl Context {
         Ok(Self { settings, world })
     }
 
-    /// Runs a command that waits for others. One thread is enough: work that blocks has threads of its own.
     pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
-        let result = runtime.block_on(work);
-        // A thread that still reads stdin is not waited for.
-        runtime.shutdown_background();
-        Ok(result)
+        block_on(work).context("no async runtime")
     }
 
     pub(crate) fn store(&self) -> anyhow::Result<Store> {
@@ -69,31 +73,28 @@ impl Context {
         let settings = &self.settings;
         let mut paths = DefaultHasher::new();
         (&settings.layout.data, &settings.guest_agent, &settings.qemu).hash(&mut paths);
+        format!("{:?}", settings.bridge).hash(&mut paths);
         Ok(format!("{}-{:016x}", build_of(&self.world.program)?, paths.finish()))
     }
 
     fn starter(&self) -> anyhow::Result<Starter> {
         let settings = &self.settings;
-        let mut arguments = vec!["owner".into(), "serve".into()];
-        let paths = [
-            ("--data-dir", Some(&settings.layout.data)),
-            ("--runtime-dir", Some(&settings.layout.runtime)),
-            ("--guest-agent", Some(&settings.guest_agent)),
-            ("--qemu", settings.qemu.as_ref()),
-        ];
-        for (flag, path) in paths {
-            if let Some(path) = path {
-                arguments.push(flag.into());
-                arguments.push(path.into());
-            }
-        }
-        arguments.push("--idle-seconds".into());
-        arguments.push(settings.owner_idle.as_secs().to_string().into());
+        let build = self.build()?;
+        let serve = Serve {
+            layout: settings.layout.clone(),
+            guest_agent: settings.guest_agent.clone(),
+            driver: settings.driver,
+            firecracker: settings.firecracker.clone(),
+            qemu: settings.qemu.clone(),
+            bridge: settings.bridge.clone(),
+            idle_after: settings.owner_idle,
+            build: build.clone(),
+        };
         Ok(Starter {
             layout: settings.layout.clone(),
             program: self.world.program.clone(),
-            arguments,
-            build: self.build()?,
+            arguments: serve.arguments(),
+            build,
         })
     }
 }

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::Arguments;
+use crate::commands::owner::serve::Serve;
 use crate::exit::{Failure, report};
 
 fn main() -> ExitCode {
@@ -24,6 +25,9 @@ fn main() -> ExitCode {
         return report(
             output::print(&format!("imp {}\n", env!("CARGO_PKG_VERSION"))).map(|()| 0).map_err(Failure::from),
         );
+    }
+    if let Some(owner) = Serve::parse(std::env::args_os().skip(1)) {
+        return report(owner.run());
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

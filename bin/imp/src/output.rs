@@ -16,13 +16,22 @@ pub(crate) enum Format {
     Name,
 }
 
+/// What is listed, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Table,
+    Json,
+    Names,
+    Ids,
+}
+
 /// The flags of commands that list things.
 #[derive(Debug, Args)]
 pub(crate) struct Listing {
     /// Form of the output
     #[arg(short, long, value_enum, default_value = "table", value_name = "FORM")]
     pub(crate) output: Format,
-    /// Names only, the same as `-o name`
+    /// Ids only, whole, one in each line
     #[arg(short, long, conflicts_with = "output")]
     quiet: bool,
     /// Tables without their heading
@@ -34,6 +43,8 @@ pub(crate) struct Listing {
 pub(crate) trait Row: Serialize {
     const HEADINGS: &'static [&'static str];
     fn cells(&self) -> Vec<String>;
+    /// What no other thing has.
+    fn id(&self) -> String;
     fn name(&self) -> String;
 }
 
@@ -44,8 +55,13 @@ impl Listing {
     }
 
     pub(crate) fn print<R: Row>(&self, rows: &[R]) -> io::Result<()> {
-        let format = if self.quiet { Format::Name } else { self.output };
-        print(&render(format, rows, if self.no_headers { Headings::Left } else { Headings::Shown }))
+        let form = match (self.quiet, self.output) {
+            (true, _) => Form::Ids,
+            (false, Format::Table) => Form::Table,
+            (false, Format::Json) => Form::Json,
+            (false, Format::Name) => Form::Names,
+        };
+        print(&render(form, rows, if self.no_headers { Headings::Left } else { Headings::Shown }))
     }
 }
 
@@ -55,11 +71,12 @@ enum Headings {
     Left,
 }
 
-fn render<R: Row>(format: Format, rows: &[R], headings: Headings) -> String {
-    match format {
-        Format::Json => json(&rows),
-        Format::Name => rows.iter().map(|row| row.name() + "\n").collect(),
-        Format::Table => {
+fn render<R: Row>(form: Form, rows: &[R], headings: Headings) -> String {
+    match form {
+        Form::Json => json(&rows),
+        Form::Names => rows.iter().map(|row| row.name() + "\n").collect(),
+        Form::Ids => rows.iter().map(|row| row.id() + "\n").collect(),
+        Form::Table => {
             let mut lines: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
             if headings == Headings::Shown {
                 lines.insert(0, R::HEADINGS.iter().map(|&heading| heading.to_owned()).collect());
@@ -168,6 +185,9 @@ mod tests {
         fn cells(&self) -> Vec<String> {
             vec![self.name.to_owned(), self.size.to_string()]
         }
+        fn id(&self) -> String {
+            format!("id-{}", self.name)
+        }
         fn name(&self) -> String {
             self.name.to_owned()
         }
@@ -177,23 +197,24 @@ mod tests {
 
     #[test]
     fn a_table_has_aligned_columns_and_no_trailing_spaces() {
-        assert_eq!(render(Format::Table, &THINGS, Headings::Shown), "NAME    SIZE\na       1\nlonger  22\n");
-        assert_eq!(render(Format::Table, &THINGS, Headings::Left), "a       1\nlonger  22\n");
-        assert_eq!(render::<Thing>(Format::Table, &[], Headings::Shown), "NAME  SIZE\n");
+        assert_eq!(render(Form::Table, &THINGS, Headings::Shown), "NAME    SIZE\na       1\nlonger  22\n");
+        assert_eq!(render(Form::Table, &THINGS, Headings::Left), "a       1\nlonger  22\n");
+        assert_eq!(render::<Thing>(Form::Table, &[], Headings::Shown), "NAME  SIZE\n");
     }
 
     #[test]
     fn json_is_one_document_also_when_there_is_nothing() {
         let parsed: serde_json::Value =
-            serde_json::from_str(&render(Format::Json, &THINGS, Headings::Shown)).unwrap();
+            serde_json::from_str(&render(Form::Json, &THINGS, Headings::Shown)).unwrap();
         assert_eq!(parsed[1]["size"], 22);
-        assert_eq!(render::<Thing>(Format::Json, &[], Headings::Shown), "[]\n");
+        assert_eq!(render::<Thing>(Form::Json, &[], Headings::Shown), "[]\n");
     }
 
     #[test]
-    fn names_stand_one_in_a_line() {
-        assert_eq!(render(Format::Name, &THINGS, Headings::Shown), "a\nlonger\n");
-        assert_eq!(render::<Thing>(Format::Name, &[], Headings::Shown), "");
+    fn names_and_ids_stand_one_in_a_line() {
+        assert_eq!(render(Form::Ids, &THINGS, Headings::Shown), "id-a\nid-longer\n");
+        assert_eq!(render(Form::Names, &THINGS, Headings::Shown), "a\nlonger\n");
+        assert_eq!(render::<Thing>(Form::Names, &[], Headings::Shown), "");
     }
 
     #[test]

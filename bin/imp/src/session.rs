@@ -1,24 +1,27 @@
 //! A program in a guest at the user's terminal: its output, the user's input, signals and window size, until it ends.
 
-use std::io::Read;
+mod interrupts;
+mod stdin;
+
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use bytes::Bytes;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use imp_embedded::client::{Attached, AttachedInput, Event};
 use imp_protocol::guest::ExecInput;
 use imp_protocol::process::{Exit, Input, Output, Session};
 use imp_runtime::status::VmStatus;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 
+use self::stdin::Room;
 use crate::output;
-use crate::terminal::{self, DetachFilter, DetachKeys, RawMode, Typed};
+use crate::terminal::{self, DetachFilter, DetachKeys, RawMode};
 
-/// Largest piece of input sent at once.
-const CHUNK: usize = 32 << 10;
+pub(crate) use self::interrupts::{Interrupts, exit_status};
+
 /// So many requests to end make the command end without its program, as docker does it.
 const IMPATIENCE: u32 = 3;
 /// How long a program may take to end when nobody reads its output any more.
@@ -76,6 +79,8 @@ pub(crate) struct Wiring {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stdin {
     Sent,
+    /// Its end is not passed on: somebody else may have more for the program.
+    SentWithoutEnd,
     None,
 }
 
@@ -90,7 +95,7 @@ pub(crate) enum Terminal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signals {
     PassedOn,
-    /// They end this command.
+    /// They end this command, and the program goes on.
     Kept,
 }
 
@@ -103,9 +108,9 @@ pub(crate) enum End {
     /// The user let go of the program; it goes on.
     Detached,
     /// A signal came before the program had started.
-    Interrupted(u8),
-    /// The user asked often enough.
-    Impatient(u8),
+    Interrupted(SignalKind),
+    /// A signal ends this command and not the program: it was not to be passed on, or it came too often.
+    LeftRunning(SignalKind),
     /// Nobody reads the output any more.
     BrokenPipe,
 }
@@ -113,7 +118,6 @@ pub(crate) enum End {
 /// What happens beside the program's output.
 enum Aside {
     Detached,
-    Signal(SignalKind),
 }
 
 /// How much of the program's output was written, also over several sessions with it.
@@ -128,88 +132,159 @@ pub(crate) struct Written {
 pub(crate) async fn run(
     program: &mut Program,
     wiring: &Wiring,
+    interrupts: &mut Interrupts,
     written: &mut Written,
 ) -> anyhow::Result<End> {
     let raw = match (wiring.terminal, wiring.stdin) {
-        (Terminal::Own, Stdin::Sent) if terminal::is_terminal(std::io::stdin()) => {
+        (Terminal::Own, Stdin::Sent | Stdin::SentWithoutEnd) if terminal::is_terminal(std::io::stdin()) => {
             Some(RawMode::enter().context("cannot set the terminal to raw mode")?)
         }
         _ => None,
     };
     let input = program.input();
     let (asides, aside) = mpsc::channel(4);
-    let mut tasks = tokio::task::JoinSet::new();
-    if wiring.stdin == Stdin::Sent {
+    let (room, room_seen) = watch::channel(Room::default());
+    let mut tasks = JoinSet::new();
+    if wiring.stdin != Stdin::None {
         let filter = raw.is_some().then(|| DetachFilter::new(wiring.detach_keys.clone()));
-        tasks.spawn(send_stdin(input.clone(), filter, asides.clone()));
+        tasks.spawn(stdin::send(input.clone(), wiring.stdin, filter, asides, room_seen));
     }
     if wiring.terminal == Terminal::Own {
         let resizes = signal(SignalKind::window_change()).context("cannot receive signals")?;
         tasks.spawn(send_sizes(input.clone(), resizes));
     }
-    if wiring.signals == Signals::PassedOn {
-        tasks.spawn(catch_signals(asides, all_signals()?));
+    let mut pump = Pump {
+        input,
+        tasks,
+        raw,
+        room,
+        signals: wiring.signals,
+        started: Started::NotYet,
+        requests_to_end: 0,
+    };
+    if written.bytes > 0 {
+        pump.started()?;
     }
-    pump(program, input, aside, written).await
+    pump.run(program, aside, interrupts, written).await
 }
 
-async fn pump(
-    program: &mut Program,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Started {
+    NotYet,
+    Yes,
+}
+
+/// What a session is in the midst of.
+struct Pump {
     input: ProgramInput,
-    mut asides: mpsc::Receiver<Aside>,
-    so_far: &mut Written,
-) -> anyhow::Result<End> {
-    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
-    let mut started = so_far.bytes > 0;
-    let mut requests_to_end = 0;
-    loop {
-        let event = tokio::select! {
-            event = program.next() => event?,
-            Some(aside) = asides.recv() => match aside {
-                Aside::Detached => return Ok(End::Detached),
-                Aside::Signal(kind) => {
-                    let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
-                    if !started {
-                        return Ok(End::Interrupted(number));
-                    }
-                    if kind == SignalKind::interrupt() || kind == SignalKind::terminate() {
-                        requests_to_end += 1;
-                        if requests_to_end == IMPATIENCE {
-                            return Ok(End::Impatient(number));
-                        }
-                    }
-                    input.send(Input::Signal(number.to_string())).await;
+    /// They end with the session.
+    tasks: JoinSet<()>,
+    raw: Option<RawMode>,
+    room: watch::Sender<Room>,
+    signals: Signals,
+    started: Started,
+    requests_to_end: u32,
+}
+
+impl Pump {
+    async fn run(
+        &mut self,
+        program: &mut Program,
+        mut asides: mpsc::Receiver<Aside>,
+        interrupts: &mut Interrupts,
+        so_far: &mut Written,
+    ) -> anyhow::Result<End> {
+        let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
+        loop {
+            let event = tokio::select! {
+                event = program.next() => event?,
+                Some(Aside::Detached) = asides.recv() => return Ok(End::Detached),
+                kind = interrupts.next() => match self.signalled(kind) {
+                    Some(end) => return Ok(end),
+                    None => continue,
+                },
+            };
+            let (stream, data): (&mut (dyn AsyncWrite + Unpin), _) = match event {
+                Event::Failed(status) => return Ok(End::Failed(status)),
+                Event::Output(Output::Exited(exit)) => return Ok(End::Exited(exit)),
+                Event::Output(Output::Started { stdin_window }) => {
+                    self.room.send_modify(|room| room.window = Some(stdin_window.into()));
+                    self.started()?;
                     continue;
                 }
-            },
-        };
-        let written = match event {
-            Event::Failed(status) => return Ok(End::Failed(status)),
-            Event::Output(Output::Exited(exit)) => return Ok(End::Exited(exit)),
-            Event::Output(Output::Started) => {
-                started = true;
-                continue;
+                Event::Output(Output::StdinTaken(bytes)) => {
+                    self.room.send_modify(|room| room.taken = bytes);
+                    continue;
+                }
+                Event::Output(Output::Dropped(bytes)) => {
+                    so_far.bytes += bytes;
+                    output::warn(&format!("{bytes} bytes of output are missing here"));
+                    continue;
+                }
+                Event::Output(Output::Stdout(data)) => (&mut stdout, data),
+                Event::Output(Output::Stderr(data)) => (&mut stderr, data),
+            };
+            self.started()?;
+            let written = {
+                let mut writing = pin!(write(stream, &data, so_far));
+                // Who reads the output may take their time, and signals come meanwhile.
+                loop {
+                    tokio::select! {
+                        written = &mut writing => break written,
+                        kind = interrupts.next() => if let Some(end) = self.signalled(kind) {
+                            return Ok(end);
+                        },
+                    }
+                }
+            };
+            match written {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                    // What the program would get if it wrote to the pipe itself.
+                    self.pass_on("SIGPIPE".to_owned());
+                    // One that does not mind goes on without its reader.
+                    let _ = tokio::time::timeout(LAST_OUTPUT, until_exit(program)).await;
+                    return Ok(End::BrokenPipe);
+                }
+                Err(error) => return Err(error).context("cannot write the program's output"),
             }
-            Event::Output(Output::Dropped(bytes)) => {
-                so_far.bytes += bytes;
-                output::warn(&format!("{bytes} bytes of output are missing here"));
-                continue;
-            }
-            Event::Output(Output::Stdout(data)) => write(&mut stdout, &data, so_far).await,
-            Event::Output(Output::Stderr(data)) => write(&mut stderr, &data, so_far).await,
-        };
-        started = true;
-        match written {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                // What the program would get if it wrote to the pipe itself.
-                input.send(Input::Signal("SIGPIPE".to_owned())).await;
-                // One that does not mind goes on without its reader.
-                let _ = tokio::time::timeout(LAST_OUTPUT, until_exit(program)).await;
-                return Ok(End::BrokenPipe);
-            }
-            Err(error) => return Err(error).context("cannot write the program's output"),
         }
+    }
+
+    /// From now on the keys of the terminal are the program's.
+    fn started(&mut self) -> anyhow::Result<()> {
+        if self.started == Started::NotYet {
+            self.started = Started::Yes;
+            if let Some(raw) = &self.raw {
+                raw.give_to_program().context("cannot set the terminal to raw mode")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a signal to this command ends, if it ends something.
+    fn signalled(&mut self, kind: SignalKind) -> Option<End> {
+        match (self.started, self.signals) {
+            (Started::NotYet, _) => return Some(End::Interrupted(kind)),
+            (Started::Yes, Signals::Kept) => return Some(End::LeftRunning(kind)),
+            (Started::Yes, Signals::PassedOn) => {}
+        }
+        if kind == SignalKind::interrupt() || kind == SignalKind::terminate() {
+            self.requests_to_end += 1;
+            if self.requests_to_end == IMPATIENCE {
+                return Some(End::LeftRunning(kind));
+            }
+        }
+        self.pass_on(interrupts::number(kind).to_string());
+        None
+    }
+
+    /// Not waited for: a connection that takes nothing must not keep the next signal.
+    fn pass_on(&mut self, signal: String) {
+        let input = self.input.clone();
+        self.tasks.spawn(async move {
+            input.send(Input::Signal(signal)).await;
+        });
     }
 }
 
@@ -222,7 +297,7 @@ async fn until_exit(program: &mut Program) {
 }
 
 async fn write(
-    stream: &mut (impl AsyncWrite + Unpin),
+    stream: &mut (dyn AsyncWrite + Unpin),
     data: &[u8],
     so_far: &mut Written,
 ) -> std::io::Result<()> {
@@ -231,45 +306,6 @@ async fn write(
     so_far.bytes += data.len() as u64;
     so_far.first.get_or_insert_with(Instant::now);
     Ok(())
-}
-
-/// Sends what the user types or pipes in, then the end of it.
-async fn send_stdin(input: ProgramInput, mut filter: Option<DetachFilter>, asides: mpsc::Sender<Aside>) {
-    let (pieces, mut piece) = mpsc::channel::<Bytes>(4);
-    // A thread of its own: a read of a terminal cannot be called off.
-    std::thread::spawn(move || {
-        let mut stdin = std::io::stdin().lock();
-        let mut buffer = vec![0; CHUNK];
-        loop {
-            let read = match stdin.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(read) => read,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(_) => return,
-            };
-            let bytes = Bytes::copy_from_slice(buffer.get(..read).unwrap_or_default());
-            if pieces.blocking_send(bytes).is_err() {
-                return;
-            }
-        }
-    });
-    while let Some(bytes) = piece.recv().await {
-        let (bytes, detached) = match &mut filter {
-            None => (bytes, false),
-            Some(filter) => match filter.typed(&bytes) {
-                Typed::Pass(bytes) => (bytes.into(), false),
-                Typed::Detach(bytes) => (bytes.into(), true),
-            },
-        };
-        if !bytes.is_empty() && !input.send(Input::Stdin(bytes)).await {
-            return;
-        }
-        if detached {
-            let _ = asides.send(Aside::Detached).await;
-            return;
-        }
-    }
-    input.send(Input::CloseStdin).await;
 }
 
 async fn send_sizes(input: ProgramInput, mut resizes: Signal) {
@@ -284,33 +320,4 @@ async fn send_sizes(input: ProgramInput, mut resizes: Signal) {
             return;
         }
     }
-}
-
-/// Signals that a program may want to have; the rest keep their meaning for this command.
-fn all_signals() -> anyhow::Result<Vec<(SignalKind, Signal)>> {
-    let kinds = [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-        SignalKind::quit(),
-        SignalKind::user_defined1(),
-        SignalKind::user_defined2(),
-    ];
-    let catch = |kind| Ok((kind, signal(kind).context("cannot receive signals")?));
-    kinds.into_iter().map(catch).collect()
-}
-
-async fn catch_signals(asides: mpsc::Sender<Aside>, signals: Vec<(SignalKind, Signal)>) {
-    let catch = |(kind, mut signal): (SignalKind, Signal)| {
-        let asides = asides.clone();
-        async move {
-            while signal.recv().await.is_some() {
-                if asides.send(Aside::Signal(kind)).await.is_err() {
-                    return;
-                }
-            }
-        }
-    };
-    let mut all: FuturesUnordered<_> = signals.into_iter().map(catch).collect();
-    while all.next().await.is_some() {}
 }

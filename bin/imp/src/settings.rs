@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use imp_embedded::layout::Layout;
+use imp_runtime::DriverChoice;
+use imp_runtime::spec::{BridgeSettings, Outside, Pool, PoolError};
 use imp_storage::image::registry::settings::{RegistrySettings, docker_config};
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 
 use crate::args::Global;
@@ -20,8 +23,11 @@ const IDLE: Duration = Duration::from_secs(60);
 pub(crate) struct Settings {
     pub(crate) layout: Layout,
     pub(crate) guest_agent: PathBuf,
+    pub(crate) driver: DriverChoice,
+    pub(crate) firecracker: Option<PathBuf>,
     pub(crate) qemu: Option<PathBuf>,
     pub(crate) registries: RegistrySettings,
+    pub(crate) bridge: BridgeSettings,
     /// Bytes on disk above which the least recently used images go.
     pub(crate) image_size_limit: Option<u64>,
     pub(crate) owner_idle: Duration,
@@ -46,11 +52,36 @@ struct File {
     data_dir: Option<PathBuf>,
     runtime_dir: Option<PathBuf>,
     guest_agent: Option<PathBuf>,
+    driver: Option<String>,
+    firecracker: Option<PathBuf>,
     qemu: Option<PathBuf>,
     image_size_limit: Option<String>,
     owner_idle_seconds: Option<u64>,
     registries: RegistrySettings,
+    network: NetworkSettings,
     run: RunDefaults,
+}
+
+/// Bridge networks of this machine's VMs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct NetworkSettings {
+    /// Where the addresses come from by which this machine tells its VMs apart, as in 10.87.0.0/16.
+    pool: Option<Ipv4Net>,
+    /// The same for IPv6, as in fd12:3456:789a::/64.
+    pool6: Option<Ipv6Net>,
+    /// VMs are seen under these addresses outside: somebody routes them to this machine.
+    routed: bool,
+}
+
+impl NetworkSettings {
+    fn bridge(self) -> Result<BridgeSettings, Error> {
+        let pool = match self.pool {
+            None => None,
+            Some(pool) => Some(Pool::new(pool, self.pool6).map_err(Error::Pool)?),
+        };
+        Ok(BridgeSettings { pool, outside: if self.routed { Outside::Routed } else { Outside::Masquerade } })
+    }
 }
 
 /// What the machine says: the part of the world that settings depend on.
@@ -119,6 +150,8 @@ impl World {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
+    #[error("in the settings file, network.pool cannot be used")]
+    Pool(#[source] PoolError),
     #[error("cannot read the settings file {path}")]
     Read {
         path: PathBuf,
@@ -195,13 +228,24 @@ impl Settings {
                 .clone()
                 .or(file.guest_agent)
                 .unwrap_or_else(|| world.default_guest_agent(exists)),
+            driver: driver(
+                flags.driver.as_deref().map(|name| name.to_string_lossy().into_owned()).or(file.driver),
+            )?,
+            firecracker: flags.firecracker.clone().or(file.firecracker),
             qemu: flags.qemu.clone().or(file.qemu),
             registries,
+            bridge: file.network.bridge()?,
             image_size_limit,
             owner_idle: idle.map_or(IDLE, Duration::from_secs),
             run: file.run,
         })
     }
+}
+
+fn driver(named: Option<String>) -> Result<DriverChoice, Error> {
+    let Some(value) = named else { return Ok(DriverChoice::Auto) };
+    let expected = "auto, firecracker or qemu";
+    DriverChoice::named(&value).ok_or(Error::Value { name: "driver", value, expected })
 }
 
 impl File {
@@ -256,6 +300,17 @@ mod tests {
         assert_eq!(settings.qemu.as_deref(), Some(Path::new("/file/qemu")));
         assert_eq!(settings.owner_idle, Duration::from_secs(5));
         assert_eq!(settings.layout.runtime, Path::new("/run/imp"));
+    }
+
+    #[test]
+    fn a_driver_is_one_that_there_is() {
+        assert_eq!(resolve(Global::default(), "", &root()).driver, DriverChoice::Auto);
+        assert_eq!(resolve(Global::default(), "driver = 'qemu'", &root()).driver, DriverChoice::Qemu);
+        let flags = Global { driver: Some("firecracker".into()), ..Global::default() };
+        assert_eq!(resolve(flags, "driver = 'qemu'", &root()).driver, DriverChoice::Firecracker);
+        let wrong =
+            Settings::resolve(&Global::default(), File::parse("driver = 'kvm'").unwrap(), &root(), |_| false);
+        assert!(wrong.unwrap_err().to_string().contains("firecracker"));
     }
 
     #[test]

@@ -5,7 +5,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use imp_protocol::process::Size;
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr,
+};
+
+/// What no key sends, in the place of a special one.
+const NO_KEY: u8 = 0;
 
 /// Raw mode of stdin; ends with this value, and also when the program panics.
 pub(crate) struct RawMode {
@@ -13,11 +18,16 @@ pub(crate) struct RawMode {
 }
 
 impl RawMode {
+    /// While the program has not started, keys that mean a signal mean it to this command; all else is kept for the
+    /// program.
     pub(crate) fn enter() -> io::Result<Self> {
         let stdin = io::stdin();
         let before = Arc::new(tcgetattr(&stdin)?);
         let mut raw = Termios::clone(&before);
         raw.make_raw();
+        raw.local_modes.insert(LocalModes::ISIG);
+        // A command that is stopped would leave the terminal like this.
+        raw.special_codes[SpecialCodeIndex::VSUSP] = NO_KEY;
         let for_panic = before.clone();
         let hook = std::panic::take_hook();
         // A release build aborts on a panic: nothing is dropped then.
@@ -27,6 +37,13 @@ impl RawMode {
         }));
         tcsetattr(&stdin, OptionalActions::Now, &raw)?;
         Ok(Self { before })
+    }
+
+    /// All keys are the program's.
+    pub(crate) fn give_to_program(&self) -> io::Result<()> {
+        let mut raw = Termios::clone(&self.before);
+        raw.make_raw();
+        Ok(tcsetattr(io::stdin(), OptionalActions::Now, &raw)?)
     }
 }
 

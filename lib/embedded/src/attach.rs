@@ -176,7 +176,12 @@ impl Attachment {
                     data.len() as u64
                 }
                 Some(exec_output::Output::Dropped(bytes)) => *bytes,
-                Some(exec_output::Output::Started(_) | exec_output::Output::Exited(_)) | None => 0,
+                Some(
+                    exec_output::Output::Started(_)
+                    | exec_output::Output::StdinTaken(_)
+                    | exec_output::Output::Exited(_),
+                )
+                | None => 0,
             };
             self.answer(attach_output::Message::Output(output)).await?;
             if last {

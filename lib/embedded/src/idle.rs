@@ -4,8 +4,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use imp_runtime::Runtime;
-use imp_runtime::status::{State, VmStatus};
+use imp_runtime::status::VmStatus;
 use tokio::sync::watch;
+
+use crate::server::lives;
 
 /// Returns once there has been neither a client nor a VM that needs its owner for the whole of `after`.
 pub(crate) async fn idle(runtime: &Runtime, mut clients: watch::Receiver<usize>, after: Duration) {
@@ -35,8 +37,5 @@ async fn first(one: impl Future, other: impl Future) {
 
 /// A VM that is only on record waits for a user, not for its owner.
 fn needs_owner(vm: &VmStatus) -> bool {
-    match vm.state {
-        State::Starting | State::Running | State::Stopping => true,
-        State::Created | State::Stopped => false,
-    }
+    lives(vm.state)
 }

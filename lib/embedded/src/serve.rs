@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use imp_protocol::connection;
 use imp_protocol::runtime::runtime_server::RuntimeServer;
-use imp_runtime::{Config, Runtime};
+use imp_runtime::spec::BridgeSettings;
+use imp_runtime::{Config, DriverChoice, Runtime};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio::net::{UnixListener, UnixStream};
@@ -17,7 +18,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::client::Identity;
 use crate::layout::{Layout, make_private};
@@ -35,8 +38,13 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 pub struct Settings {
     pub layout: Layout,
     pub guest_agent: PathBuf,
+    /// What new VMs run in.
+    pub driver: DriverChoice,
+    /// Absent: the one in PATH, beside the program, or in ../libexec/imp.
+    pub firecracker: Option<PathBuf>,
     /// Absent: the one in PATH.
     pub qemu: Option<PathBuf>,
+    pub bridge: BridgeSettings,
     /// How long it stays when nobody needs it.
     pub idle_after: Duration,
     pub identity: Identity,
@@ -79,14 +87,17 @@ pub enum Error {
     Signals(#[source] io::Error),
 }
 
-/// Writes what this process has to say to the owner's log. `filter`: directives as of RUST_LOG.
+/// Writes what this process has to say to the owner's log. `filter`: a level, or levels of modules
+/// as in `info,imp_runtime=debug`.
 pub fn log_to_file(layout: &Layout, filter: &str) -> Result<(), Error> {
     prepare(layout)?;
     let path = layout.log();
     let log = BoundedLog::open(&path).map_err(|source| Error::Log { path, source })?;
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter: Targets = filter.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO));
+    let lines =
+        tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_ansi(false).with_writer(log);
     // An error says that a log is set up already, which only a test does.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log).try_init();
+    let _ = lines.finish().with(filter).try_init();
     Ok(())
 }
 
@@ -99,7 +110,10 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
         data: layout.data.clone(),
         runtime: layout.runtime.clone(),
         guest_agent: settings.guest_agent.clone(),
+        driver: settings.driver,
+        firecracker: settings.firecracker.clone(),
         qemu: settings.qemu.clone(),
+        bridge: settings.bridge.clone(),
     })
     .await?;
     let listener = listen(layout)?;

@@ -165,18 +165,22 @@ impl Service for Server {
     ) -> Result<Response<wire::RemoveResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
-        let vm = self.runtime.get(&id).map_err(|error| refusal(&error))?;
-        if request.force && matches!(vm.state, State::Starting | State::Running | State::Stopping) {
-            self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
-        } else if vm.state == State::Stopping {
-            // It is on its way out already.
-            let mut watch = self.runtime.watch(&id).map_err(|error| refusal(&error))?;
-            let _ = watch.wait_for(|vm| vm.state == State::Stopped).await;
-        }
-        match self.runtime.remove(&id).await {
-            // A VM that removes itself when it has stopped may be gone by now.
-            Err(_) if request.force && self.runtime.get(&id).is_err() => {}
-            result => result.map_err(|error| refusal(&error))?,
+        loop {
+            let vm = self.runtime.get(&id).map_err(|error| refusal(&error))?;
+            if request.force && lives(vm.state) {
+                self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
+            } else if vm.state == State::Stopping {
+                // It is on its way out already.
+                let mut watch = self.runtime.watch(&id).map_err(|error| refusal(&error))?;
+                let _ = watch.wait_for(|vm| vm.state == State::Stopped).await;
+            }
+            match self.runtime.remove(&id).await {
+                // A VM that removes itself when it has stopped may be gone by now.
+                Err(_) if request.force && self.runtime.get(&id).is_err() => break,
+                // It was started between the look and the removal.
+                Err(imp_runtime::Error::NotRemoved { .. }) if request.force && self.lives(&id) => {}
+                result => break result.map_err(|error| refusal(&error))?,
+            }
         }
         Ok(Response::new(wire::RemoveResponse { id: id.to_string() }))
     }
@@ -260,6 +264,10 @@ impl Server {
         resolve(&self.runtime, vm)
     }
 
+    fn lives(&self, id: &VmId) -> bool {
+        self.runtime.get(id).is_ok_and(|vm| lives(vm.state))
+    }
+
     fn status(&self, id: &VmId) -> Result<wire::Status, Status> {
         encode(&*self.runtime.get(id).map_err(|error| refusal(&error))?)
     }
@@ -274,6 +282,8 @@ impl Server {
             host_cpu_nanoseconds: host.cpu_nanoseconds,
             host_resident_bytes: host.resident_bytes,
             host_private_bytes: host.private_bytes,
+            host_shared_bytes: host.shared_bytes,
+            host_proportional_bytes: host.proportional_bytes,
             scratch_bytes: host.scratch_bytes,
             memory_bytes: vm.memory.bytes(),
         })
@@ -294,8 +304,11 @@ pub(crate) async fn reach(runtime: &Runtime, id: &VmId) -> Result<GuestHold, Sta
             Ok(hold) => return Ok(hold),
             Err(error) => error,
         };
-        let running = runtime.get(id).is_ok_and(|vm| vm.state == State::Running);
-        if !running || tokio::time::Instant::now() > deadline {
+        let vm = runtime.get(id).map_err(|error| refusal(&error))?;
+        if let Some(why) = out_of_reach(&vm) {
+            return Err(Status::failed_precondition(why));
+        }
+        if tokio::time::Instant::now() > deadline {
             return Err(refusal(&error));
         }
         tokio::time::sleep(REACH_PAUSE).await;
@@ -313,6 +326,27 @@ pub(crate) fn resolve(runtime: &Runtime, vm: &str) -> Result<VmId, Status> {
         imp_runtime::Error::Ambiguous { .. } => Status::not_found(candidates::ambiguous(vm, &named())),
         error => refusal(&error),
     })
+}
+
+pub(crate) fn lives(state: State) -> bool {
+    match state {
+        State::Starting | State::Running | State::Stopping => true,
+        State::Created | State::Stopped => false,
+    }
+}
+
+/// Why nothing can be done in a VM; none of one that runs.
+fn out_of_reach(vm: &VmStatus) -> Option<String> {
+    let name = &vm.name;
+    match vm.state {
+        State::Running => None,
+        State::Created => Some(format!("{name} has not been started: `imp rm {name}` removes it")),
+        State::Starting => Some(format!("{name} is starting: try again when `imp ps` shows it running")),
+        State::Stopping => Some(format!("{name} is stopping: only a VM that runs can be reached")),
+        State::Stopped => Some(format!(
+            "{name} has stopped, and a VM runs only once: start another one with `imp run`, or see `imp logs {name}`"
+        )),
+    }
 }
 
 fn encode(vm: &VmStatus) -> Result<wire::Status, Status> {

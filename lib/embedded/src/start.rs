@@ -63,12 +63,6 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("the owner of the VMs at {path} speaks something else")]
-    Speak {
-        path: PathBuf,
-        #[source]
-        source: connection::Error,
-    },
     #[error(
         "the owner of the VMs at {path} does not answer; end it with `imp owner stop` (its VMs go on) and try again"
     )]
@@ -104,10 +98,8 @@ pub fn build_of(program: &Path) -> io::Result<String> {
 pub async fn find(layout: &Layout) -> Result<Option<Owner>, Error> {
     let path = layout.socket();
     match UnixStream::connect(&path).await {
-        Ok(stream) => match connection::connect_owner(stream).await {
-            Ok(connection) => Ok(Some(Owner::new(connection))),
-            Err(source) => Err(Error::Speak { path, source }),
-        },
+        // One that hangs up at once is ending.
+        Ok(stream) => Ok(connection::connect_owner(stream).await.ok().map(Owner::new)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             Ok(None)
         }

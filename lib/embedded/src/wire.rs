@@ -5,12 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use imp_protocol::{guest, runtime as wire};
 use imp_runtime::spec::{
-    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits,
-    MainProcess, Memory, MountAccess, NetworkMode, NotASize, PublishedPort, Stdin, Terminal, VmName, VmSpec,
+    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, IpVersions, KernelChoice,
+    Limits, MainProcess, Memory, MountAccess, NotASize, PublishedPort, Stdin, Terminal, VmName, VmSpec,
     WhenStopped,
 };
 use imp_runtime::status::{State, VmStatus};
 use imp_runtime::{LogEntry, LogStream};
+
+mod network;
 
 /// A message that lacks something, or holds what no peer of this version sends.
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +58,9 @@ pub(crate) fn spec_to_wire(spec: &VmSpec) -> wire::VmSpec {
             ..Default::default()
         }),
         hostname: spec.hostname.as_str().to_owned(),
-        network: match spec.network {
-            NetworkMode::User => wire::Network::User,
-            NetworkMode::None => wire::Network::None,
-        }
-        .into(),
+        network: network::mode_to_wire(spec.network).into(),
+        egress: spec.bridge.egress.as_ref().map(network::egress_to_wire),
+        ipv6: spec.bridge.versions == IpVersions::Both,
         ports: spec
             .ports
             .iter()
@@ -93,10 +93,7 @@ pub(crate) fn spec_to_wire(spec: &VmSpec) -> wire::VmSpec {
 }
 
 pub(crate) fn spec_from_wire(spec: wire::VmSpec) -> Result<VmSpec, Error> {
-    let network = match spec.network() {
-        wire::Network::User => NetworkMode::User,
-        wire::Network::None => NetworkMode::None,
-    };
+    let network = network::mode_from_wire(spec.network());
     let base = spec.base.ok_or(Error::Field("base"))?;
     let main = spec.main.ok_or(Error::Field("main"))?;
     let limits = spec.limits.unwrap_or_default();
@@ -128,6 +125,7 @@ pub(crate) fn spec_from_wire(spec: wire::VmSpec) -> Result<VmSpec, Error> {
         },
         hostname: spec.hostname.parse::<HostName>()?,
         network,
+        bridge: network::wishes_from_wire(spec.egress, spec.ipv6)?,
         ports: spec.ports.into_iter().map(port_from_wire).collect::<Result<_, _>>()?,
         mounts: spec.mounts.into_iter().map(mount_from_wire).collect::<Result<_, _>>()?,
         labels: spec.labels.into_iter().collect(),
@@ -225,7 +223,8 @@ mod tests {
                 open_files: Some(9),
             },
             hostname: "h".parse().unwrap(),
-            network: NetworkMode::None,
+            network: Some(imp_runtime::spec::NetworkMode::None),
+            bridge: imp_runtime::spec::BridgeWishes::default(),
             ports: vec![PublishedPort {
                 host: "[::1]:8080".parse().unwrap(),
                 guest: std::num::NonZeroU16::new(80).unwrap(),

@@ -57,7 +57,8 @@ fn measure() -> Result<(), Failure> {
 
     let directory = tempfile::tempdir()?;
     let pool = Pool::new("10.77.0.0/16".parse()?, None)?;
-    let site = Site { name: "imp".parse()?, pool, outside: Outside::Masquerade, mtu: 1500 };
+    let site =
+        Site { name: "imp".parse()?, pool, outside: Outside::Masquerade, mtu: 1500, connections: 4096 };
     let networks = Networks::open(site, directory.path(), [])?;
     let mut addresses = Addresses::new(pool);
     let (filtered, made) = connected(&networks, &mut addresses, "filtered")?;

@@ -42,7 +42,7 @@ pub enum ApplyError {
     Set { setting: String, value: String, source: io::Error },
     #[error(
         "cannot {operation} the nftables table {table} (needs root and the kernel modules nf_tables, nft_ct, nft_nat, \
-         nft_masq, nft_reject_inet, nft_fib_inet: modprobe them)"
+         nft_masq, nft_reject_inet, nft_fib_inet, nft_connlimit: modprobe them)"
     )]
     Table { operation: &'static str, table: String, source: NetlinkError },
 }
@@ -63,6 +63,11 @@ pub(crate) fn apply(steps: &[Step], namespaces: &Path) -> Result<(), ApplyError>
         }
     }
     Ok(())
+}
+
+/// Carries out the steps in the calling thread's namespace, wherever they say that they belong.
+pub(crate) fn apply_here(steps: &[Step]) -> Result<(), ApplyError> {
+    steps.iter().try_for_each(|step| carry_out(step, Path::new("/")))
 }
 
 /// Where a step is carried out.

@@ -56,13 +56,20 @@ pub enum Families {
     Both,
 }
 
+/// Who is asked, in order.
+#[derive(Debug, Clone)]
+pub enum Resolvers {
+    /// Those of the host, as it names them at the time: a host that moves to another network names others.
+    OfHost,
+    These(Vec<SocketAddr>),
+}
+
 /// What a VM's questions are answered by.
 pub struct Names {
     pub vm: VmName,
     pub egress: Egress,
     pub families: Families,
-    /// Asked in this order.
-    pub resolvers: Vec<SocketAddr>,
+    pub resolvers: Resolvers,
     pub admission: Admission,
 }
 
@@ -177,7 +184,16 @@ impl Names {
     }
 
     async fn ask(self: &Arc<Self>, question: Question) -> Option<Vec<u8>> {
-        let found = match upstream::ask(&self.resolvers, &question).await {
+        let resolvers = match &self.resolvers {
+            Resolvers::These(resolvers) => resolvers.clone(),
+            Resolvers::OfHost => tokio::task::spawn_blocking(system_resolvers)
+                .await
+                .map_err(io::Error::other)
+                .and_then(|found| found.map_err(io::Error::other))
+                .inspect_err(|error| tracing::warn!(%error, "this host's name servers are not known"))
+                .unwrap_or_default(),
+        };
+        let found = match upstream::ask(&resolvers, &question).await {
             Ok(found) => found,
             Err(error) => {
                 tracing::debug!(vm = %self.vm, name = %question.name(), %error, "a name was not resolved");

@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod apply;
+mod borrowed;
 pub mod dns;
 pub mod egress;
 pub mod names;
@@ -14,7 +15,8 @@ pub mod plan;
 pub mod spec;
 
 pub use apply::ApplyError;
+pub use borrowed::{Borrowed, Lodger, trial};
 pub use netlink::NetlinkError;
-pub use networks::{NetworkError, Networks, host_routes, obstacles};
+pub use networks::{NetworkError, Networks, host_routes, obstacles, outward_mtu};
 pub use observe::ObserveError;
 pub use opening::{Admission, Opening};

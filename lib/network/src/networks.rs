@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ use crate::nft;
 use crate::observe::{self, ObserveError};
 use crate::opening::Admission;
 use crate::plan::{self, Conflict, Place, Scope, Step};
-use crate::spec::{Site, VmNetwork};
+use crate::spec::{PublishOn, Site, VmNetwork};
 
 /// All networks of one site. One process at a time has a site; which is the caller's to see to.
 #[derive(Debug)]
@@ -51,6 +51,12 @@ pub enum NetworkError {
         "VM {vm} has IPv6, but its uplink has none: the address pool needs an IPv6 network, and the host's kernel IPv6"
     )]
     NoIpv6 { vm: VmName },
+    #[error(
+        "VM {vm} publishes a port over IPv6, which it does not have: give it IPv6, or publish the port over IPv4"
+    )]
+    PublishIpv6 { vm: VmName },
+    #[error("VM {vm} publishes a port at ::1, from which nothing is routed: publish it at 127.0.0.1 or [::]")]
+    PublishLoopback6 { vm: VmName },
     #[error("VM {vm} publishes {what}, which VM {other} has already")]
     PortTaken { vm: VmName, what: String, other: VmName },
     #[error("VM {vm} has no network here: connect it first")]
@@ -70,6 +76,11 @@ pub enum NetworkError {
 /// The routes of this host that are not ours: what leases of addresses keep clear of.
 pub fn host_routes(site: &SiteName) -> Result<Vec<HostRoute>, NetworkError> {
     Ok(observe::facts(site)?.routes)
+}
+
+/// The most that leaves this host unfragmented where its default routes lead; without such a route, what Ethernet carries.
+pub fn outward_mtu(site: &SiteName) -> Result<u32, NetworkError> {
+    Ok(observe::facts(site)?.outward_mtu)
 }
 
 /// Chains of other firewalls on this host, as `family table chain`, that drop whatever they do not know: VMs reach
@@ -251,6 +262,14 @@ fn check(vm: &VmNetwork, others: &BTreeMap<VmName, VmNetwork>) -> Result<(), Net
     if vm.guest.address6().is_some() && vm.link.ipv6.is_none() {
         return Err(NetworkError::NoIpv6 { vm: vm.vm.clone() });
     }
+    for port in vm.publish.iter().filter(|port| port.is_ipv6()) {
+        if vm.guest.address6().is_none() {
+            return Err(NetworkError::PublishIpv6 { vm: vm.vm.clone() });
+        }
+        if port.on == PublishOn::Address(Ipv6Addr::LOCALHOST.into()) {
+            return Err(NetworkError::PublishLoopback6 { vm: vm.vm.clone() });
+        }
+    }
     for other in others.values().filter(|other| other.vm != vm.vm) {
         for port in &vm.publish {
             if other.publish.iter().any(|taken| taken.collides_with(port)) {
@@ -276,7 +295,13 @@ mod tests {
 
     fn site() -> Site {
         let pool = Pool::new("10.77.0.0/16".parse().unwrap(), None).unwrap();
-        Site { name: "imp".parse().unwrap(), pool, outside: Outside::Masquerade, mtu: 1500 }
+        Site {
+            name: "imp".parse().unwrap(),
+            pool,
+            outside: Outside::Masquerade,
+            mtu: 1500,
+            connections: 4096,
+        }
     }
 
     fn vm() -> VmNetwork {
@@ -289,7 +314,7 @@ mod tests {
             guest: Guest::ipv4(mac, "172.16.0.2/30".parse().unwrap(), [172, 16, 0, 1].into()).unwrap(),
             publish: vec![Publish {
                 transport: Transport::Tcp,
-                on: PublishOn::AnyAddress,
+                on: PublishOn::AnyIpv4,
                 host_port: 8080,
                 guest_port: 80,
             }],

@@ -20,6 +20,12 @@ use crate::spec::Mac;
 /// Where kernel settings are.
 const SETTINGS: &str = "/proc/sys";
 
+const ETHERNET_MTU: u32 = 1500;
+/// The least that IPv6 works over.
+const IPV6_MTU: u32 = 1280;
+/// The most that a tap takes.
+const LONGEST_MTU: u32 = 65_521;
+
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     #[error("cannot list the network devices of {place}")]
@@ -40,11 +46,15 @@ pub enum ObserveError {
 pub(crate) fn facts(site: &SiteName) -> Result<HostFacts, ObserveError> {
     let failed = |source| ObserveError::Links { place: "the host".to_owned(), source };
     let mut routing = Routing::open().map_err(failed)?;
-    let names: BTreeMap<u32, DeviceName> = names_of(&routing.links().map_err(failed)?);
+    let links = routing.links().map_err(failed)?;
+    let names: BTreeMap<u32, DeviceName> = names_of(&links);
     let prefix = site.prefix();
-    let routes = routing
-        .routes()
-        .map_err(failed)?
+    let routes = routing.routes().map_err(failed)?;
+    let outward = routes.iter().filter(|route| route.to.prefix_len() == 0).map(|route| route.device);
+    let outward: BTreeSet<u32> = outward.collect();
+    let mtus = links.iter().filter(|link| outward.contains(&link.index)).map(|link| link.mtu);
+    let outward_mtu = mtus.min().unwrap_or(ETHERNET_MTU).clamp(IPV6_MTU, LONGEST_MTU);
+    let routes = routes
         .into_iter()
         .filter_map(|route| Some(HostRoute { to: route.to, device: names.get(&route.device)?.clone() }))
         .filter(|route| !route.device.as_str().starts_with(&prefix))
@@ -57,7 +67,13 @@ pub(crate) fn facts(site: &SiteName) -> Result<HostFacts, ObserveError> {
     };
     let foreign = names.values().filter(|name| name.as_str() != "lo" && !name.as_str().starts_with(&prefix));
     let advertised = foreign.filter(accepts).cloned().collect();
-    Ok(HostFacts { routes, advertised, ipv6 })
+    Ok(HostFacts { routes, advertised, ipv6, outward_mtu })
+}
+
+/// What there is of a VM in the calling thread's namespace, which is somebody else's.
+pub(crate) fn seen_here(site: &SiteName, wanted: &WantedSide) -> Result<SeenSide, ObserveError> {
+    let tap = DeviceName::tap();
+    side(site, wanted, "the borrowed namespace", &|name| *name == tap)
 }
 
 /// What there is, of what is wanted and of what is left over.

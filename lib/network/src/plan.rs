@@ -12,6 +12,7 @@
 
 mod diff;
 mod host;
+mod lodging;
 mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 pub use diff::{Conflict, steps};
+pub(crate) use lodging::{lodging, lodging_removal, lodging_steps};
 pub(crate) use vm::{id as names_table, named_elements};
 
 use crate::addresses::HostRoute;
@@ -36,6 +38,8 @@ pub struct HostFacts {
     pub advertised: BTreeSet<DeviceName>,
     /// Whether the kernel has IPv6 at all.
     pub ipv6: bool,
+    /// The smallest MTU of the devices that default routes lead to.
+    pub outward_mtu: u32,
 }
 
 /// What there should be. Only what is ours is listed, and only that is ever changed or removed.
@@ -235,7 +239,7 @@ pub fn wanted(site: &Site, vms: &BTreeMap<VmName, VmNetwork>, facts: &HostFacts,
     for (name, vm) in in_scope {
         host::add_uplink(&mut host_links, site, vm, facts);
         uplinks.insert(name.clone(), site.name.uplink_of(name));
-        let tables = vec![vm::spoofing_table(site, vm), vm::table(site, vm)];
+        let tables = vec![vm::spoofing_table(&site.name, &vm.guest), vm::table(site, vm)];
         wanted.insert(name.clone(), WantedSide { links: vm::links(site, vm, facts), tables });
     }
     let tables = if vms.is_empty() { Vec::new() } else { vec![host::table(site, vms)] };

@@ -20,6 +20,9 @@ pub struct Site {
     pub outside: Outside,
     /// Of taps and uplinks, in bytes; at most what leaves the host unfragmented.
     pub mtu: u32,
+    /// Connections that a VM may have open at once; further ones are dropped. The host remembers every one of them in a
+    /// table that all VMs share.
+    pub connections: u32,
 }
 
 /// Under which address a VM is seen outside the host.
@@ -192,11 +195,14 @@ pub struct Publish {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PublishOn {
-    /// Every address of the host, 127.0.0.1 included.
-    AnyAddress,
+    /// Every IPv4 address of the host, 127.0.0.1 included.
+    AnyIpv4,
+    /// Every IPv6 address of the host but ::1, from which the kernel routes nothing to another device.
+    AnyIpv6,
     /// This address of the host.
-    Address(Ipv4Addr),
+    Address(IpAddr),
 }
 
 impl Publish {
@@ -204,7 +210,9 @@ impl Publish {
     pub fn collides_with(&self, other: &Self) -> bool {
         let same_address = match (self.on, other.on) {
             (PublishOn::Address(a), PublishOn::Address(b)) => a == b,
-            (PublishOn::AnyAddress, _) | (_, PublishOn::AnyAddress) => true,
+            (PublishOn::AnyIpv4 | PublishOn::AnyIpv6, _) | (_, PublishOn::AnyIpv4 | PublishOn::AnyIpv6) => {
+                self.is_ipv6() == other.is_ipv6()
+            }
         };
         same_address && self.transport == other.transport && self.host_port == other.host_port
     }
@@ -212,8 +220,17 @@ impl Publish {
     /// Whether somebody on the host may use 127.0.0.0/8 to reach it.
     pub fn on_loopback(&self) -> bool {
         match self.on {
-            PublishOn::AnyAddress => true,
-            PublishOn::Address(address) => address.is_loopback(),
+            PublishOn::AnyIpv4 => true,
+            PublishOn::AnyIpv6 => false,
+            PublishOn::Address(address) => address.is_ipv4() && address.is_loopback(),
+        }
+    }
+
+    pub fn is_ipv6(&self) -> bool {
+        match self.on {
+            PublishOn::AnyIpv4 => false,
+            PublishOn::AnyIpv6 => true,
+            PublishOn::Address(address) => address.is_ipv6(),
         }
     }
 }

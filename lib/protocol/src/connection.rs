@@ -31,6 +31,8 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// Largest frame: a chunk of a file or of output (256 KiB) with what gRPC puts around it, so that it is one frame and not
 /// one and a rest; short enough that streams take turns.
 const FRAME: u32 = (256 << 10) + (1 << 10);
+/// Bytes of the longest frame's payload, for those who look at a connection's bytes.
+pub const LONGEST_FRAME: usize = FRAME as usize;
 const HEADERS: u32 = 16 << 10;
 const STREAMS: u32 = 512;
 

@@ -4,6 +4,7 @@
 pub mod connection;
 pub mod hello;
 pub mod process;
+pub mod signal;
 
 /// Messages and services between a host and the agent inside a VM.
 pub mod guest {

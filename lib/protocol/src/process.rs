@@ -1,5 +1,7 @@
 //! A process in a guest, as plain types: what is to run, its input, its output, its end.
 
+use std::num::NonZeroU32;
+
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,12 +17,19 @@ const QUEUE: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The message is meant for the user; the rest of the status says nothing to one.
     #[error("{}", .0.message())]
-    Refused(#[from] Status),
+    Refused(Box<Status>),
     #[error("the stream ended before the process did")]
     CutShort,
     #[error("an answer lacks the field `{0}`, or holds what no peer of this version sends")]
     Malformed(&'static str),
+}
+
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
 }
 
 /// A terminal's size and kind.
@@ -63,11 +72,16 @@ impl From<Input> for ExecInput {
 /// What a process sends to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    Started,
+    Started {
+        /// Bytes of input that may be on their way; absent: as many as the stream takes.
+        stdin_window: Option<NonZeroU32>,
+    },
     Stdout(Bytes),
     Stderr(Bytes),
     /// Bytes that were not kept for this reader.
     Dropped(u64),
+    /// Bytes of all input sent so far that are no longer on their way.
+    StdinTaken(u64),
     Exited(Exit),
 }
 
@@ -76,10 +90,13 @@ impl TryFrom<ExecOutput> for Output {
 
     fn try_from(output: ExecOutput) -> Result<Self, Error> {
         match output.output.ok_or(Error::Malformed("output"))? {
-            exec_output::Output::Started(_) => Ok(Self::Started),
+            exec_output::Output::Started(started) => {
+                Ok(Self::Started { stdin_window: NonZeroU32::new(started.stdin_window) })
+            }
             exec_output::Output::Stdout(data) => Ok(Self::Stdout(data)),
             exec_output::Output::Stderr(data) => Ok(Self::Stderr(data)),
             exec_output::Output::Dropped(bytes) => Ok(Self::Dropped(bytes)),
+            exec_output::Output::StdinTaken(bytes) => Ok(Self::StdinTaken(bytes)),
             exec_output::Output::Exited(exit) => Ok(Self::Exited(exit.try_into()?)),
         }
     }

@@ -11,10 +11,8 @@ use crate::status::KernelFacts;
 mod initramfs;
 pub(crate) use initramfs::{InitramfsCache, prune};
 
-/// Name of the channel in the guest.
-pub(crate) const CHANNEL: &str = "imp.agent.0";
 /// What the guest agent needs to know before anybody can tell it.
-pub(crate) const COMMAND_LINE: &str = "imp.base=/dev/vda imp.scratch=/dev/vdb imp.channel=imp.agent.0";
+pub(crate) const COMMAND_LINE: &str = "imp.base=/dev/vda imp.scratch=/dev/vdb";
 
 /// A kernel that is there.
 #[derive(Debug, Clone, PartialEq, Eq)]

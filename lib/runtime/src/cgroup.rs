@@ -158,6 +158,24 @@ pub(crate) fn enter(directories: &[PathBuf], pid: u32) -> Vec<NotEnforced> {
     directories.iter().filter_map(enter).collect()
 }
 
+/// The limit of the groups' memory if a process was killed because of it.
+pub(crate) fn killed_at_memory_limit(directories: &[PathBuf]) -> Option<u64> {
+    let read = |path: PathBuf| fs::read_to_string(path).ok();
+    directories.iter().find_map(|group| {
+        let (events, limit) = match read(group.join("memory.events")) {
+            Some(events) => (events, "memory.max"),
+            None => (read(group.join("memory.oom_control"))?, "memory.limit_in_bytes"),
+        };
+        (kills(&events) > 0).then(|| read(group.join(limit))?.trim().parse().ok()).flatten()
+    })
+}
+
+/// From the formats of memory.events and of memory.oom_control: a name and a number in each line.
+fn kills(events: &str) -> u64 {
+    let line = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Removes groups whose processes are gone; those that are not there are no error.
 pub(crate) fn remove(directories: &[PathBuf]) -> io::Result<()> {
     for directory in directories {
@@ -308,6 +326,26 @@ mod tests {
         assert_eq!(Controller::Cpu.settings(Version::Two, &limits), [("cpu.max", "150000 100000".into())]);
         assert_eq!(Controller::Memory.settings(Version::Two, &limits), [("memory.max", "1073741824".into())]);
         assert_eq!(Controller::Pids.settings(Version::One, &limits), [("pids.max", "64".into())]);
+    }
+
+    #[test]
+    fn kills_for_want_of_memory_are_counted_in_both_versions() {
+        assert_eq!(kills("low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n"), 1);
+        assert_eq!(kills("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), 3);
+        assert_eq!((kills("oom_kill_disable 0\nunder_oom 0\n"), kills("")), (0, 0));
+    }
+
+    #[test]
+    fn a_group_without_a_kill_names_no_limit() {
+        let group = tempfile::tempdir().unwrap();
+        let directories = [group.path().to_owned()];
+        assert_eq!(killed_at_memory_limit(&directories), None);
+        fs::write(group.path().join("memory.max"), "1048576\n").unwrap();
+        for (kills, limit) in [(0, None), (1, Some(1 << 20))] {
+            fs::write(group.path().join("memory.events"), format!("oom {kills}\noom_kill {kills}\n"))
+                .unwrap();
+            assert_eq!(killed_at_memory_limit(&directories), limit);
+        }
     }
 
     #[test]

@@ -8,6 +8,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+mod sign;
+
+pub(crate) use sign::Sign;
+
 /// Size at which a file is full; there are two, the older is dropped.
 const FILE: u64 = 256 << 10;
 /// Longest tail that is searched for last lines.
@@ -16,6 +20,7 @@ const TAIL: u64 = 16 << 10;
 /// Writes a console down as long as it lives; stops when it is dropped.
 pub(crate) struct Recorder {
     finished: watch::Receiver<()>,
+    signs: watch::Receiver<Option<Sign>>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -26,13 +31,19 @@ impl Recorder {
         earlier: PathBuf,
     ) -> Self {
         let (sender, finished) = watch::channel(());
+        let (reader, signs) = sign::Reader::new();
         let task = tokio::spawn(async move {
             let _sender = sender;
-            if let Err(error) = record(stream, &now, &earlier).await {
+            if let Err(error) = record(stream, reader, &now, &earlier).await {
                 tracing::warn!(path = %now.display(), %error, "a console is no longer written down");
             }
         });
-        Self { finished, _task: AbortOnDropHandle::new(task) }
+        Self { finished, signs, _task: AbortOnDropHandle::new(task) }
+    }
+
+    /// The last that the kernel said of its end; it changes as the console is read.
+    pub(crate) fn signs(&self) -> watch::Receiver<Option<Sign>> {
+        self.signs.clone()
     }
 
     /// Waits until the console has been closed and all of it is in its file.
@@ -42,12 +53,18 @@ impl Recorder {
     }
 }
 
-async fn record(mut stream: impl AsyncRead + Unpin, now: &Path, earlier: &Path) -> io::Result<()> {
+async fn record(
+    mut stream: impl AsyncRead + Unpin,
+    mut signs: sign::Reader,
+    now: &Path,
+    earlier: &Path,
+) -> io::Result<()> {
     let mut file = None;
     let mut buffer = vec![0; 4 << 10];
     loop {
         let count = stream.read(&mut buffer).await?;
         let Some(data) = buffer.get(..count).filter(|data| !data.is_empty()) else { return Ok(()) };
+        signs.read(data);
         // A full disk must not stop the guest: its console is read on, and what cannot be written is lost.
         if let Err(error) = append(&mut file, data, now, earlier) {
             tracing::debug!(path = %now.display(), %error, "console output lost");

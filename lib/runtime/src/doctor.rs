@@ -7,12 +7,14 @@ use crate::id::VmId;
 use crate::layout::Layout;
 use crate::runtime::Config;
 use crate::spec::KernelChoice;
-use crate::vmm::qemu::probe::{self, Found, Freshness, Kvm};
-use crate::{boot, ledger, network, random};
+use crate::status::Accelerator;
+use crate::vmm::drivers::{self, DriverChoice, Trials};
+use crate::vmm::memory::Freshness;
+use crate::{boot, ledger, network, random, vmm};
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
-    /// What was tried, in a word: "qemu", "kvm", "kernel", "agent", "network", "limits".
+    /// What was tried, in a word: "kvm", "firecracker", "qemu", "driver", "kernel", "agent", "network", "bridge", "limits".
     pub name: &'static str,
     pub verdict: Verdict,
     /// What was found.
@@ -35,47 +37,112 @@ pub enum Verdict {
 /// Examines this machine; no owner is needed.
 pub async fn examine(config: &Config) -> Vec<Check> {
     let layout = Layout::new(config.data.clone(), config.runtime.clone());
-    let found = match crate::runtime::qemu(config) {
-        // What was remembered is what is in question.
-        Ok(program) => {
-            let written = std::fs::create_dir_all(layout.data());
-            tracing::debug!(?written, "data directory");
-            probe::probe(&program, &layout.probes(), Freshness::Now).await
-        }
-        Err(error) => Err(error),
+    let written = std::fs::create_dir_all(layout.data());
+    tracing::debug!(?written, "data directory");
+    let programs = config.programs();
+    // What was remembered is what is in question.
+    let trials = Trials {
+        firecracker: drivers::try_firecracker(&programs, &layout, Freshness::Now).await,
+        qemu: drivers::try_qemu(&programs, &layout, Freshness::Now).await,
     };
-    let mut checks = vec![qemu(&found)];
-    checks.extend(found.as_ref().ok().map(kvm));
+    let mut checks = vec![kvm(&trials), firecracker(&trials), qemu(&trials), driver(config.driver, &trials)];
     checks.push(kernel(&layout));
     checks.push(agent(config));
     checks.push(network(&layout).await);
+    checks.push(network::check::bridge(&layout));
     checks.push(limits());
     checks
 }
 
-fn qemu(found: &Result<Found, probe::Error>) -> Check {
-    match found {
+/// The device as this user finds it; then, whether a guest runs on it.
+fn kvm(trials: &Trials) -> Check {
+    let slower = "guests are emulated, which is slower";
+    let degraded = |repair: Option<&str>, text: String| Check {
+        name: "kvm",
+        verdict: Verdict::Degraded { repair: repair.map(str::to_owned) },
+        found: text,
+    };
+    match (vmm::kvm::usable(), &trials.firecracker, &trials.qemu) {
+        (Err(error @ vmm::kvm::Unusable::NotAllowed(_)), _, _) => degraded(
+            Some("usermod -aG kvm $USER, then log in again"),
+            format!("{}; {slower}", crate::vm::chain(&error)),
+        ),
+        // Whether the processor or the machine's own host allows it is not for a command to change.
+        (Err(error), _, _) => degraded(None, format!("{}; {slower}", crate::vm::chain(&error))),
+        (Ok(()), Ok(_), _) => good("kvm", "it has what Firecracker needs, and a guest ran on it".into()),
+        (Ok(()), Err(_), Ok(found)) if found.accelerator() == Accelerator::Kvm => good("kvm", found.why()),
+        (Ok(()), Err(_), Ok(found)) => degraded(None, format!("{}; {slower}", found.why())),
+        (Ok(()), Err(_), Err(_)) => {
+            degraded(None, "it opens, and nothing is there to run a guest on it".into())
+        }
+    }
+}
+
+fn firecracker(trials: &Trials) -> Check {
+    match &trials.firecracker {
         Ok(found) => {
+            let text = format!("{} {}; a guest ran", found.program.display(), found.version);
+            good("firecracker", text)
+        }
+        Err(error) => Check {
+            name: "firecracker",
+            verdict: Verdict::Degraded { repair: None },
+            found: crate::vm::chain(error),
+        },
+    }
+}
+
+/// Not being there matters where nothing else is.
+fn qemu(trials: &Trials) -> Check {
+    let repair = "apt-get install qemu-system-x86".to_owned();
+    match (&trials.qemu, &trials.firecracker) {
+        (Ok(found), _) => {
             let clock = found.tsc_khz.map(|khz| format!(", clock at {khz} kHz")).unwrap_or_default();
             let text = format!("{} {}{clock}; a guest ran", found.program.display(), found.version);
             good("qemu", text)
         }
-        Err(error) => {
-            let repair = "apt-get install qemu-system-x86".to_owned();
+        (Err(error), Ok(_)) => Check {
+            name: "qemu",
+            verdict: Verdict::Degraded { repair: Some(repair) },
+            found: crate::vm::chain(error),
+        },
+        (Err(error), Err(_)) => {
             Check { name: "qemu", verdict: Verdict::Bad { repair }, found: crate::vm::chain(error) }
         }
     }
 }
 
-fn kvm(found: &Found) -> Check {
-    let repair = match &found.kvm {
-        Kvm::Works => return good("kvm", found.why()),
-        Kvm::NotAllowed { .. } => Some("usermod -aG kvm $USER, then log in again".to_owned()),
-        // Whether the processor or the machine's own host allows it is not for a command to change.
-        Kvm::Missing | Kvm::Unusable { .. } => None,
+/// What new VMs run in, and why.
+fn driver(choice: DriverChoice, trials: &Trials) -> Check {
+    let by_choice = match choice {
+        DriverChoice::Auto => "chosen by itself",
+        DriverChoice::Firecracker | DriverChoice::Qemu => "as it was asked for",
     };
-    let text = format!("{}; guests are emulated, which is slower", found.why());
-    Check { name: "kvm", verdict: Verdict::Degraded { repair }, found: text }
+    let bad = |driver: &str| Check {
+        name: "driver",
+        verdict: Verdict::Bad { repair: "unset IMP_DRIVER, or repair what is named above".into() },
+        found: format!("{driver} was asked for and does not work here"),
+    };
+    match (choice, &trials.firecracker, &trials.qemu) {
+        (DriverChoice::Auto, Ok(found), Ok(_)) => good(
+            "driver",
+            format!("firecracker {}, {by_choice}; QEMU for VMs with --network user", found.version),
+        ),
+        (DriverChoice::Auto | DriverChoice::Firecracker, Ok(found), _) => {
+            good("driver", format!("firecracker {}, {by_choice}", found.version))
+        }
+        (DriverChoice::Auto, Err(_), Ok(found)) => {
+            good("driver", format!("qemu {}, {by_choice}: Firecracker does not work here", found.version))
+        }
+        (DriverChoice::Qemu, _, Ok(found)) => good("driver", format!("qemu {}, {by_choice}", found.version)),
+        (DriverChoice::Firecracker, Err(_), _) => bad("Firecracker"),
+        (DriverChoice::Qemu, _, Err(_)) => bad("QEMU"),
+        (DriverChoice::Auto, Err(_), Err(_)) => Check {
+            name: "driver",
+            verdict: Verdict::Bad { repair: "apt-get install qemu-system-x86".into() },
+            found: "no VM runs here".into(),
+        },
+    }
 }
 
 fn kernel(layout: &Layout) -> Check {
@@ -107,10 +174,10 @@ fn agent(config: &Config) -> Check {
 async fn network(layout: &Layout) -> Check {
     let id = VmId::from_random(random::bytes());
     let vm = layout.vm(&id);
-    let tried = network::program().and_then(|program| {
+    let tried = network::passt::program().and_then(|program| {
         std::fs::create_dir_all(vm.data())
-            .map_err(|source| network::Error::Open { path: vm.data().to_owned(), source })?;
-        network::start(&program, &id, &vm)
+            .map_err(|source| network::passt::Error::Open { path: vm.data().to_owned(), source })?;
+        network::passt::start(&program, &id, &vm)
     });
     let check = match tried {
         Ok(network) => {

@@ -110,8 +110,11 @@ impl Error {
 pub(crate) async fn greet(machine: &dyn Machine) -> Result<(Connection, AgentFacts, Channel), Error> {
     let mut patience = FIRST_ANSWER;
     loop {
-        let channel = machine.connect_channel().await;
+        let channel = machine.connect_channel(patience).await;
         let began = Instant::now();
+        if channel.as_ref().is_err_and(vmm::Error::is_silence) {
+            patience = (patience * 2).min(LONGEST_ANSWER);
+        }
         if let Ok((held, stream)) = channel.and_then(Channel::hold) {
             match timeout(patience, connection::connect(stream, random::number())).await {
                 Ok(Ok((connection, peer))) => match first_call(&connection).await {

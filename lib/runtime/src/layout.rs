@@ -34,14 +34,29 @@ impl Layout {
         self.data.join("initramfs")
     }
 
-    /// What was found out about the host's accelerators.
+    /// What was found out about QEMU and the host's accelerators.
     pub(crate) fn probes(&self) -> PathBuf {
         self.data.join("probes.json")
+    }
+
+    /// What was found out about Firecracker.
+    pub(crate) fn firecracker_probe(&self) -> PathBuf {
+        self.data.join("firecracker.json")
     }
 
     /// The store of images and their disks.
     pub(crate) fn images(&self) -> PathBuf {
         self.data.join("images")
+    }
+
+    /// Name, pool and addresses of the bridge networks.
+    pub(crate) fn networks(&self) -> PathBuf {
+        self.data.join("networks.json")
+    }
+
+    /// Where the network namespaces of VMs are mounted.
+    pub(crate) fn namespaces(&self) -> PathBuf {
+        self.runtime.join("networks")
     }
 
     pub(crate) fn vms(&self) -> PathBuf {
@@ -95,14 +110,33 @@ impl VmLayout {
         self.data.join("console.1.log")
     }
 
-    /// What the VMM itself says on stderr.
+    /// What the VMM itself says.
     pub(crate) fn vmm_log(&self) -> PathBuf {
         self.data.join("vmm.log")
+    }
+
+    /// The part of the VMM's log before `vmm_log`.
+    pub(crate) fn earlier_vmm_log(&self) -> PathBuf {
+        self.data.join("vmm.1.log")
+    }
+
+    /// What the VMM counts: a line of JSON for each minute.
+    pub(crate) fn vmm_metrics(&self) -> PathBuf {
+        self.data.join("metrics.log")
+    }
+
+    pub(crate) fn earlier_vmm_metrics(&self) -> PathBuf {
+        self.data.join("metrics.1.log")
     }
 
     /// What the network helper says on stderr.
     pub(crate) fn network_log(&self) -> PathBuf {
         self.data.join("network.log")
+    }
+
+    /// Below which the jailer makes the root directory of the VMM.
+    pub(crate) fn jail(&self) -> PathBuf {
+        self.data.join("jail")
     }
 
     pub(crate) fn monitor_socket(&self) -> PathBuf {

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use imp_network::spec::VmNetwork;
 use serde::{Deserialize, Serialize};
 
 use crate::id::VmId;
@@ -25,6 +26,9 @@ pub(crate) struct Record {
     /// Directories of control groups that were made for the VM.
     pub cgroups: Vec<PathBuf>,
     pub network: Option<ProcessRecord>,
+    /// The bridge network of the VM, from before anything of it is there.
+    #[serde(default)]
+    pub bridge: Option<VmNetwork>,
 }
 
 /// How much of a VM may exist. Written before the step that makes it true.
@@ -44,8 +48,9 @@ pub(crate) enum Stage {
 }
 
 impl Record {
-    pub(crate) fn new(spec: VmSpec, status: VmStatus) -> Self {
-        Self { format: FORMAT, spec, status, stage: Stage::Created, cgroups: Vec::new(), network: None }
+    pub(crate) fn new(spec: VmSpec, status: VmStatus, bridge: Option<VmNetwork>) -> Self {
+        let (stage, cgroups) = (Stage::Created, Vec::new());
+        Self { format: FORMAT, spec, status, stage, cgroups, network: None, bridge }
     }
 }
 

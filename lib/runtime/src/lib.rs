@@ -28,4 +28,6 @@ pub use doctor::{Check, Verdict, examine};
 pub use guest::GuestHold;
 pub use id::{NotAVmId, VmId};
 pub use logs::{LogEnd, LogEntry, LogQuery, LogReader, LogStream};
+pub use network::Refused as NetworkRefused;
 pub use runtime::{Config, Error, Runtime, VmReference};
+pub use vmm::drivers::DriverChoice;

@@ -124,6 +124,11 @@ impl Process {
     /// Waits for its end; reaps it if it is a child.
     pub(crate) async fn ended(&self) -> VmmEnd {
         self.gone().await;
+        self.reap()
+    }
+
+    /// How it has ended, if it has and is a child; then nobody else can ask.
+    pub(crate) fn reap(&self) -> VmmEnd {
         match waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
                 (Some(code), _) => VmmEnd::Exit(code),

@@ -1,10 +1,12 @@
 //! The one entry point: opens a data directory as its only owner, adopts the VMs that live, and runs new ones.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use imp_network::spec::VmNetwork;
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::admission::{Machine, Need, Refusal};
@@ -14,15 +16,15 @@ use crate::id::VmId;
 use crate::ledger::{self, Record};
 use crate::lifecycle::Input;
 use crate::logs::{self, LogQuery, LogReader};
-use crate::spec::{VmName, VmSpec};
-use crate::status::{Event, KernelFacts, State, Usage, VmStatus};
+use crate::spec::{BridgeSettings, NetworkMode, VmName, VmSpec};
+use crate::status::{DriverFacts, Event, KernelFacts, NetworkFacts, State, Usage, VmStatus};
 use crate::usage::{self, Commitment};
 use crate::vm::{self, Beginning, Context, Handle, Message};
+use crate::vmm::Driver;
+use crate::vmm::drivers::{DriverChoice, Programs, User};
 use crate::{boot, console, network, pins, process, random, vmm};
 
 mod open;
-
-pub(crate) use open::qemu;
 
 /// Where things are.
 #[derive(Debug, Clone)]
@@ -33,8 +35,13 @@ pub struct Config {
     pub runtime: PathBuf,
     /// The static binary that becomes /init of every guest.
     pub guest_agent: PathBuf,
+    /// What new VMs run in.
+    pub driver: DriverChoice,
+    /// The Firecracker binary; absent: `firecracker` of PATH, beside this program, or in ../libexec/imp.
+    pub firecracker: Option<PathBuf>,
     /// The QEMU binary; absent: `qemu-system-x86_64` of PATH.
     pub qemu: Option<PathBuf>,
+    pub bridge: BridgeSettings,
 }
 
 /// Owner of all VMs of one data directory. Dropping the last clone leaves the VMs running: the next owner adopts them.
@@ -53,7 +60,13 @@ struct Shared {
 struct Vms {
     handles: HashMap<VmId, Handle>,
     /// Admitted, but not in the ledger yet.
-    coming: HashMap<VmId, (VmName, Need)>,
+    coming: HashMap<VmId, (VmName, Need, Option<u32>)>,
+}
+
+impl Config {
+    pub(crate) fn programs(&self) -> Programs {
+        Programs { firecracker: self.firecracker.clone(), qemu: self.qemu.clone() }
+    }
 }
 
 impl Drop for Shared {
@@ -83,6 +96,10 @@ pub enum Error {
         source: vm::NotRemoved,
     },
     #[error(transparent)]
+    NetworkRefused(#[from] network::Refused),
+    #[error("the VM cannot have a bridge network")]
+    Bridge(#[from] network::bridge::Error),
+    #[error(transparent)]
     Kernel(#[from] boot::Error),
     #[error(transparent)]
     Pins(#[from] pins::Error),
@@ -100,8 +117,10 @@ pub enum Error {
     },
     #[error("cannot open the image store")]
     Store(#[source] Box<imp_storage::store::Error>),
-    #[error("there is no way to run a VM on this machine")]
-    Driver(#[from] vmm::qemu::probe::Error),
+    #[error("every user that a VM may run as has one: remove VMs that have stopped with `imp prune`")]
+    NoUser,
+    #[error(transparent)]
+    Driver(#[from] vmm::drivers::Error),
     #[error(transparent)]
     Process(#[from] process::Error),
     #[error("the task was ended")]
@@ -122,15 +141,22 @@ impl Runtime {
         let context = Arc::clone(&self.shared.context);
         let kernel = boot::kernel(&context.layout, &spec.kernel)?.facts;
         let id = VmId::from_random(random::bytes());
-        let memory = spec.memory.bytes() + context.driver.overhead_bytes();
-        self.admit(&id, &spec, memory)?;
-        let status = first_status(&id, &spec, &context, kernel);
-        let record = Record::new(spec, status);
+        let user = User::of_this_process();
+        let driver = context.drivers.for_new(network::asked(spec.network, &spec.bridge), user);
+        let memory = spec.memory.bytes() + driver.overhead_bytes();
+        let vmm_user = self.admit(&id, &spec, memory, driver.users())?;
+        let new = id.clone();
         let written = tokio::task::spawn_blocking(move || -> Result<(Arc<Context>, Record), Error> {
-            ledger::create(&context.layout, &record)?;
-            if let Err(error) = pins::pin(&context.store, &record.spec.base.key, &record.status.id) {
-                ledger::remove(&context.layout.vm(&record.status.id))?;
-                return Err(error.into());
+            let (network, bridge) = network_of(&context, driver.as_ref(), user, vmm_user, &new, &spec)?;
+            let leased = bridge.is_some();
+            let mut status = first_status(&new, &spec, driver.facts().clone(), kernel, network);
+            status.vmm_user = vmm_user;
+            let record = Record::new(spec, status, bridge);
+            if let Err(error) = write_down(&context, &record) {
+                if leased {
+                    context.bridges.disconnect(&new)?;
+                }
+                return Err(error);
             }
             Ok((context, record))
         })
@@ -138,24 +164,35 @@ impl Runtime {
         let mut vms = self.vms();
         vms.coming.remove(&id);
         let (context, record) = written.map_err(|_| Error::Ended)??;
-        vms.handles.insert(id.clone(), vm::run(context, record, Beginning::Created, memory));
+        vms.handles.insert(id.clone(), vm::run(context, record, Beginning::Created));
         Ok(id)
     }
 
-    /// Promises the memory and the name, or refuses. Looking at the machine takes a while, so it comes first.
-    fn admit(&self, id: &VmId, spec: &VmSpec, memory: u64) -> Result<(), Error> {
+    /// Promises the memory, the name and a user of its own, if VMs have one, or refuses. Looking at the machine takes a
+    /// while, so it comes first.
+    fn admit(
+        &self,
+        id: &VmId,
+        spec: &VmSpec,
+        memory: u64,
+        users: Option<Range<u32>>,
+    ) -> Result<Option<u32>, Error> {
         let seen = self.machine();
         let need = Need { memory, cpus: spec.cpus.get(), scratch: spec.scratch.bytes() };
         let mut vms = self.vms();
         let taken = |handle: &Handle| handle.status.borrow().name == spec.name;
-        if vms.handles.values().any(taken) || vms.coming.values().any(|(name, _)| *name == spec.name) {
+        if vms.handles.values().any(taken) || vms.coming.values().any(|(name, ..)| *name == spec.name) {
             return Err(Error::NameTaken { name: spec.name.clone() });
         }
         let commitments = vms.commitments();
         let memory_committed = commitments.iter().map(|(_, c)| c.memory).sum();
         Machine { memory_committed, vms: commitments.len() as u32, ..seen }.admit(need)?;
-        vms.coming.insert(id.clone(), (spec.name.clone(), need));
-        Ok(())
+        let user = match users {
+            None => None,
+            Some(mut users) => Some(users.find(|user| !vms.has_user(*user)).ok_or(Error::NoUser)?),
+        };
+        vms.coming.insert(id.clone(), (spec.name.clone(), need, user));
+        Ok(user)
     }
 
     /// Starts a created VM; returns at once. [`Runtime::watch`] tells how it goes.
@@ -289,6 +326,11 @@ impl Runtime {
         }
     }
 
+    /// Networks that a new VM can be given here, besides none.
+    pub fn networks(&self) -> Vec<NetworkMode> {
+        self.shared.context.drivers.networks()
+    }
+
     /// What of this machine works, each found out by trying.
     pub async fn doctor(&self) -> Vec<Check> {
         doctor::examine(&self.shared.config).await
@@ -324,6 +366,12 @@ impl Runtime {
 }
 
 impl Vms {
+    /// Also of one that has stopped: what it was given may still be his.
+    fn has_user(&self, user: u32) -> bool {
+        self.handles.values().any(|handle| handle.status.borrow().vmm_user == Some(user))
+            || self.coming.values().any(|(.., coming)| *coming == Some(user))
+    }
+
     fn commitments(&self) -> Vec<(VmId, Commitment)> {
         let living = self.handles.iter().filter_map(|(id, handle)| {
             let status = handle.status.borrow();
@@ -331,14 +379,47 @@ impl Vms {
             (status.state != State::Stopped)
                 .then(|| (id.clone(), Commitment { memory: handle.memory, scratch, vmm_pid }))
         });
-        let coming = self.coming.iter().map(|(id, (_, need))| {
+        let coming = self.coming.iter().map(|(id, (_, need, _))| {
             (id.clone(), Commitment { memory: need.memory, scratch: need.scratch, vmm_pid: None })
         });
         living.chain(coming).collect()
     }
 }
 
-fn first_status(id: &VmId, spec: &VmSpec, context: &Context, kernel: KernelFacts) -> VmStatus {
+fn write_down(context: &Context, record: &Record) -> Result<(), Error> {
+    ledger::create(&context.layout, record)?;
+    if let Err(error) = pins::pin(&context.store, &record.spec.base.key, &record.status.id) {
+        ledger::remove(&context.layout.vm(&record.status.id))?;
+        return Err(error.into());
+    }
+    Ok(())
+}
+
+/// Which network the VM will have. A bridge network has its address from here on.
+fn network_of(
+    context: &Context,
+    driver: &dyn Driver,
+    user: User,
+    vmm_user: Option<u32>,
+    id: &VmId,
+    spec: &VmSpec,
+) -> Result<(NetworkFacts, Option<VmNetwork>), Error> {
+    let mode = network::choose(spec.network, &spec.bridge, &driver.facts().name, driver.networks(), user)?;
+    if mode != NetworkMode::Bridge {
+        return Ok((network::facts(mode, id, None), None));
+    }
+    let tap = vmm::tap_owner(vmm_user);
+    let (bridge, mtu) = context.bridges.plan(id, &network::mac(id), &spec.bridge, tap)?;
+    Ok((network::facts(mode, id, Some((&bridge, mtu))), Some(bridge)))
+}
+
+fn first_status(
+    id: &VmId,
+    spec: &VmSpec,
+    driver: DriverFacts,
+    kernel: KernelFacts,
+    network: NetworkFacts,
+) -> VmStatus {
     VmStatus {
         id: id.clone(),
         name: spec.name.clone(),
@@ -351,13 +432,14 @@ fn first_status(id: &VmId, spec: &VmSpec, context: &Context, kernel: KernelFacts
         started: None,
         ended: None,
         vmm_pid: None,
-        driver: context.driver.facts().clone(),
+        vmm_user: None,
+        driver,
         kernel,
         agent: None,
         cpus: spec.cpus,
         memory: spec.memory,
         scratch: spec.scratch,
-        network: network::facts(spec.network, id),
+        network,
         ports: Vec::new(),
         mounts: spec.mounts.clone(),
         labels: spec.labels.clone(),

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
-use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+mod network;
 mod size;
+pub use network::{
+    Allow, BridgeSettings, BridgeWishes, Cidr, Egress, IpVersions, NamePattern, NetworkMode, Otherwise,
+    Outside, PatternError, Pool, PoolError, PortRange, Ports, PublishedPort, Scope, Transport,
+};
 pub use size::{DiskSize, Memory, NotASize};
 
 /// One VM as it was asked for. Environment values are not kept on disk: see [`Environment`].
@@ -25,7 +28,10 @@ pub struct VmSpec {
     pub scratch: DiskSize,
     pub main: MainProcess,
     pub hostname: HostName,
-    pub network: NetworkMode,
+    /// Absent: what this host and its VMM do best.
+    pub network: Option<NetworkMode>,
+    #[serde(default)]
+    pub bridge: BridgeWishes,
     #[serde(default)]
     pub ports: Vec<PublishedPort>,
     #[serde(default)]
@@ -149,23 +155,6 @@ pub enum Stdin {
     Attached,
     /// /dev/null.
     Null,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum NetworkMode {
-    /// Loopback only.
-    None,
-    /// A network of its own that reaches what the host reaches, but not the host's loopback.
-    User,
-}
-
-/// A port on the host that leads to one in the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PublishedPort {
-    /// Port 0: any that is free; the status says which.
-    pub host: SocketAddr,
-    pub guest: NonZeroU16,
 }
 
 /// A directory of the host that is copied into the guest before the main process starts.

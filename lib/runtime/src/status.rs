@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::id::VmId;
-use crate::spec::{CopiedMount, Cpus, DiskSize, Memory, NetworkMode, VmName};
+use crate::spec::{CopiedMount, Cpus, DiskSize, Egress, Memory, NetworkMode, VmName};
 
 /// Everything `inspect` shows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,6 +28,9 @@ pub struct VmStatus {
     pub ended: Option<SystemTime>,
     /// Process of the VMM while it lives.
     pub vmm_pid: Option<u32>,
+    /// User and group of its own that the VMM runs as, in a jail; absent: it runs as its owner does.
+    #[serde(default)]
+    pub vmm_user: Option<u32>,
     pub driver: DriverFacts,
     pub kernel: KernelFacts,
     /// What the agent in the guest said of itself.
@@ -130,6 +133,10 @@ pub enum VmmEnd {
     Reset,
     Exit(i32),
     Signal(i32),
+    /// The kernel killed it, because the VM needed more memory than its control group lets it have.
+    OutOfMemory {
+        limit_bytes: u64,
+    },
     /// It was not a child of this process, so only its end is known.
     Unknown,
 }
@@ -141,6 +148,9 @@ impl std::fmt::Display for VmmEnd {
             Self::Reset => f.write_str("the guest's kernel panicked or restarted"),
             Self::Exit(code) => write!(f, "exit status {code}"),
             Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::OutOfMemory { limit_bytes } => {
+                write!(f, "the kernel killed it at its memory limit of {} MiB", limit_bytes >> 20)
+            }
             Self::Unknown => f.write_str("how is not known"),
         }
     }
@@ -183,7 +193,17 @@ pub struct NetworkFacts {
     pub mac: Option<String>,
     /// With prefix length.
     pub addresses: Vec<String>,
+    #[serde(default)]
+    pub gateways: Vec<IpAddr>,
     pub nameservers: Vec<IpAddr>,
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Of a bridge network: the addresses by which the host knows the VM.
+    #[serde(default)]
+    pub uplink: Vec<IpAddr>,
+    /// Of a bridge network: what the VM may reach.
+    #[serde(default)]
+    pub egress: Option<Egress>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -233,6 +253,8 @@ pub struct Usage {
     pub resident_bytes: u64,
     /// Pages that only this VMM has.
     pub private_bytes: u64,
+    /// Pages that other processes have, too: of its program, and of what VMs were restored from.
+    pub shared_bytes: u64,
     /// Its proportional share of all its pages.
     pub proportional_bytes: u64,
     /// Allocated blocks of the scratch disk.

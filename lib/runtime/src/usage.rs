@@ -65,13 +65,13 @@ pub(crate) fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>) -> Usage {
     let read = |name: &str| {
         vmm_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/{name}")).ok()).unwrap_or_default()
     };
-    let rollup = read("smaps_rollup");
-    let bytes = |field: &str| field_kib(&rollup, field).unwrap_or(0);
+    let pages = Pages::parse(&read("smaps_rollup"));
     Usage {
         cpu_nanoseconds: cpu_nanoseconds(&read("stat")).unwrap_or(0),
-        resident_bytes: bytes("Rss:"),
-        private_bytes: bytes("Private_Clean:") + bytes("Private_Dirty:"),
-        proportional_bytes: bytes("Pss:"),
+        resident_bytes: pages.resident,
+        private_bytes: pages.private,
+        shared_bytes: pages.shared,
+        proportional_bytes: pages.proportional,
         scratch_bytes: allocated(&vm.scratch()),
         log_bytes: allocated(&vm.console())
             + allocated(&vm.earlier_console())
@@ -81,6 +81,31 @@ pub(crate) fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>) -> Usage {
                 .flatten()
                 .map(|e| allocated(&e.path()))
                 .sum::<u64>(),
+    }
+}
+
+/// Memory of a process, in bytes, as the kernel sums it up over all its mappings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Pages {
+    resident: u64,
+    /// Mapped by this process alone.
+    private: u64,
+    /// Mapped by others, too.
+    shared: u64,
+    /// Each page by the number of those who map it.
+    proportional: u64,
+}
+
+impl Pages {
+    /// From the format of /proc/PID/smaps_rollup; a field that is not there is zero.
+    fn parse(rollup: &str) -> Self {
+        let bytes = |field: &str| field_kib(rollup, field).unwrap_or(0);
+        Self {
+            resident: bytes("Rss:"),
+            private: bytes("Private_Clean:") + bytes("Private_Dirty:") + bytes("Private_Hugetlb:"),
+            shared: bytes("Shared_Clean:") + bytes("Shared_Dirty:") + bytes("Shared_Hugetlb:"),
+            proportional: bytes("Pss:"),
+        }
     }
 }
 
@@ -124,12 +149,33 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_private_or_shared_and_huge_ones_count() {
+        let rollup = "55d0-7ffc ---p 00000000 00:00 0 [rollup]\nRss:  100 kB\nPss:  70 kB\nPss_Anon:  1 kB\n\
+            Shared_Clean:  30 kB\nShared_Dirty:  10 kB\nPrivate_Clean:  20 kB\nPrivate_Dirty:  40 kB\n\
+            Shared_Hugetlb:  2048 kB\nPrivate_Hugetlb:  4096 kB\n";
+        assert_eq!(
+            Pages::parse(rollup),
+            Pages { resident: 100 << 10, private: 4156 << 10, shared: 2088 << 10, proportional: 70 << 10 }
+        );
+        assert_eq!(Pages::parse(""), Pages::default());
+    }
+
+    #[test]
+    fn pages_that_two_processes_have_are_shared() {
+        // Everybody has the C library's.
+        let pages = Pages::parse(&fs::read_to_string("/proc/self/smaps_rollup").unwrap());
+        assert!(pages.private > 0 && pages.shared > 0, "{pages:?}");
+        assert!(pages.proportional < pages.resident, "{pages:?}");
+    }
+
+    #[test]
     fn the_running_process_has_pages_and_time() {
         let directory = tempfile::tempdir().unwrap();
         let layout = Layout::new(directory.path().into(), directory.path().join("run"));
         let vm = layout.vm(&crate::VmId::from_random([1; 8]));
         let usage = of_vm(&vm, Some(std::process::id()));
         assert!(usage.resident_bytes > 1 << 20 && usage.private_bytes <= usage.resident_bytes);
+        assert_eq!(usage.private_bytes + usage.shared_bytes, usage.resident_bytes);
         let commitment = Commitment { memory: 5, scratch: 7, vmm_pid: Some(std::process::id()) };
         let machine = machine(&layout, &[(VmId::from_random([1; 8]), commitment)]);
         assert_eq!(machine.scratch_outstanding, 7);

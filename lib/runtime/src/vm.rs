@@ -15,10 +15,13 @@ use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
 use crate::ledger::{self, Record};
 use crate::lifecycle::{Command, Deadline, Input, Phase, Remains, Times, VmmRemains};
+use crate::network::Network;
+use crate::network::bridge::Bridges;
 use crate::ports::Published;
 use crate::process::Process;
-use crate::status::{AgentFacts, EnforcedLimit, Event, NotEnforced, Outcome, State, VmStatus};
-use crate::vmm::{Driver, Machine};
+use crate::status::{AgentFacts, EnforcedLimit, Event, NotEnforced, Outcome, State, VmStatus, VmmEnd};
+use crate::vmm::drivers::Drivers;
+use crate::vmm::{BootConfig, Driver, Machine};
 
 mod clean_up;
 mod prepare;
@@ -30,7 +33,7 @@ pub(crate) use steps::chain;
 /// What all VMs of one owner share.
 pub(crate) struct Context {
     pub layout: Layout,
-    pub driver: Arc<dyn Driver>,
+    pub drivers: Drivers,
     pub agent: std::path::PathBuf,
     pub initramfs: InitramfsCache,
     pub store: imp_storage::store::Store,
@@ -39,6 +42,7 @@ pub(crate) struct Context {
     pub ended: CancellationToken,
     /// Keeps the data directory until the last task is gone.
     pub _lock: std::fs::File,
+    pub bridges: Bridges,
 }
 
 /// What a VM's task is told.
@@ -46,8 +50,8 @@ pub(crate) enum Message {
     Happened(Input),
     /// Disks, network and limits are there.
     Prepared(Box<Prepared>),
-    /// The VMM's process runs and waits, under all limits but these.
-    Launched(Process, Vec<NotEnforced>),
+    /// The VMM's process runs and waits for this machine, under all limits but these.
+    Launched(Process, Box<BootConfig>, Vec<NotEnforced>),
     Attached(Arc<dyn Machine>),
     Answered(Connection, AgentFacts, Channel),
     /// Forget the VM, if nothing of it runs.
@@ -67,7 +71,7 @@ pub(crate) struct Prepared {
     pub kernel: Kernel,
     pub initramfs: std::path::PathBuf,
     pub ports: Vec<Published>,
-    pub network: Option<crate::network::Network>,
+    pub network: Option<Network>,
     pub limits: Vec<EnforcedLimit>,
     pub not_enforced: Vec<NotEnforced>,
 }
@@ -102,7 +106,9 @@ pub(crate) enum Beginning {
 }
 
 /// Starts the task of a VM whose record is in the ledger.
-pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginning, memory: u64) -> Handle {
+pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginning) -> Handle {
+    let driver = context.drivers.of(&record.status.driver);
+    let memory = record.spec.memory.bytes() + driver.overhead_bytes();
     let (phase, commands, vmm, network) = match beginning {
         Beginning::Created => (Phase::Created, Vec::new(), None, None),
         Beginning::Abandoned => {
@@ -132,6 +138,7 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
     let vm = Vm {
         layout: context.layout.vm(&record.status.id),
         id: record.status.id.clone(),
+        driver,
         context,
         record,
         phase,
@@ -145,6 +152,7 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
         ports: Vec::new(),
         vmm,
         network,
+        name_server: None,
         machine: None,
         channel: None,
         step: None,
@@ -158,6 +166,7 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
 
 struct Vm {
     context: Arc<Context>,
+    driver: Arc<dyn Driver>,
     id: VmId,
     layout: VmLayout,
     record: Record,
@@ -174,6 +183,7 @@ struct Vm {
     /// Processes that may have to be ended.
     vmm: Option<Process>,
     network: Option<Process>,
+    name_server: Option<AbortOnDropHandle<()>>,
     machine: Option<Arc<dyn Machine>>,
     /// Under the connection.
     channel: Option<Channel>,
@@ -195,6 +205,7 @@ impl Vm {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, commands: Vec<Command>) {
         if matches!(self.phase, Phase::Reconnecting) {
             self.publish_again().await;
+            self.answer_names_again().await;
         }
         for command in commands {
             self.carry_out(command);
@@ -218,7 +229,7 @@ impl Vm {
         match message {
             Message::Happened(input) => return self.happened(input).await,
             Message::Prepared(mut prepared) => {
-                self.network = prepared.network.as_ref().map(|network| network.process.clone());
+                self.network = prepared.network.as_ref().and_then(Network::process).cloned();
                 self.record.network = self.network.as_ref().map(|process| process.record().clone());
                 self.record.status.kernel = prepared.kernel.facts.clone();
                 self.ports = std::mem::take(&mut prepared.ports);
@@ -228,19 +239,20 @@ impl Vm {
                 self.prepared = Some(prepared);
                 return self.happened(Input::Prepared).await;
             }
-            Message::Launched(process, refused) => {
+            Message::Launched(process, boot, refused) => {
                 self.record.status.not_enforced.extend(refused);
                 self.record.stage = ledger::Stage::Booting { vmm: process.record().clone() };
                 self.record.status.vmm_pid = Some(process.pid());
                 self.vmm = Some(process.clone());
                 self.write().await;
-                self.attach(process);
+                self.boot(boot, process);
             }
             Message::Attached(machine) => {
                 self.machine = Some(Arc::clone(&machine));
                 let messages = self.messages.clone();
+                let cgroups = self.record.cgroups.clone();
                 self.exit_watch = Some(spawn(async move {
-                    let end = machine.ended().await;
+                    let end = explained(machine.ended().await, &cgroups);
                     let _ = messages.send(Message::Happened(Input::VmmEnded(end)));
                 }));
                 if matches!(self.phase, Phase::Reconnecting) {
@@ -278,7 +290,7 @@ impl Vm {
 
     async fn happened(&mut self, input: Input) -> Next {
         let before = self.phase.clone();
-        let times = Times { answer: self.context.driver.answer_deadline() };
+        let times = Times { answer: self.driver.answer_deadline() };
         self.note(&input);
         let (phase, commands) = self.phase.clone().on(input.clone(), times);
         self.phase = phase;
@@ -311,6 +323,15 @@ impl Vm {
             Err(error) => tracing::error!(vm = %self.id, %error, "cannot remove a VM"),
         }
         Next::GoOn
+    }
+}
+
+/// A kill by the kernel itself looks like any other, and like nothing at all to an owner that took the VMM over.
+fn explained(end: VmmEnd, cgroups: &[std::path::PathBuf]) -> VmmEnd {
+    match end {
+        VmmEnd::Signal(_) | VmmEnd::Unknown => crate::cgroup::killed_at_memory_limit(cgroups)
+            .map_or(end, |limit_bytes| VmmEnd::OutOfMemory { limit_bytes }),
+        VmmEnd::PoweredOff | VmmEnd::Reset | VmmEnd::Exit(_) | VmmEnd::OutOfMemory { .. } => end,
     }
 }
 

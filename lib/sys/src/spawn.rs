@@ -1,7 +1,7 @@
 //! Starts a program that outlives its parent, without copying the parent: `posix_spawn`, which borrows the parent's
 //! memory until the program is there, in a session of its own.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,6 +23,8 @@ pub struct Program<'a> {
     pub arguments: &'a [OsString],
     /// The whole environment, `NAME=value`.
     pub environment: &'a [OsString],
+    /// Working directory; absent: this process's own.
+    pub directory: Option<&'a Path>,
     pub stdin: BorrowedFd<'a>,
     pub stdout: BorrowedFd<'a>,
     pub stderr: BorrowedFd<'a>,
@@ -46,6 +48,10 @@ pub fn spawn_detached(program: &Program<'_>) -> io::Result<Pid> {
     for descriptor in program.inherited {
         // Onto itself: that takes close-on-exec away in the child alone.
         actions.duplicate(descriptor.as_raw_fd(), descriptor.as_raw_fd())?;
+    }
+    let directory = program.directory.map(|directory| c_string(directory.as_os_str())).transpose()?;
+    if let Some(directory) = &directory {
+        actions.change_directory(directory)?;
     }
     let attributes = Attributes::detached()?;
 
@@ -88,6 +94,11 @@ impl FileActions {
     fn duplicate(&mut self, source: libc::c_int, target: libc::c_int) -> io::Result<()> {
         // SAFETY: the actions are initialised; the descriptors are numbers that are only used in the child.
         check(unsafe { libc::posix_spawn_file_actions_adddup2(&mut self.0, source, target) })
+    }
+
+    fn change_directory(&mut self, directory: &CStr) -> io::Result<()> {
+        // SAFETY: the actions are initialised; the string is copied.
+        check(unsafe { libc::posix_spawn_file_actions_addchdir_np(&mut self.0, directory.as_ptr()) })
     }
 }
 
@@ -152,7 +163,7 @@ mod tests {
         let (kept, _kept_writer) = std::io::pipe().unwrap();
         given_writer.write_all(b"given\n").unwrap();
         let script = format!(
-            "read x </proc/self/fd/{}; echo $x $NAME; read a b c d e f rest </proc/self/stat; [ $f = $$ ] && echo session; [ -e /proc/self/fd/{} ] || echo closed",
+            "read x </proc/self/fd/{}; echo $x $NAME; pwd; read a b c d e f rest </proc/self/stat; [ $f = $$ ] && echo session; [ -e /proc/self/fd/{} ] || echo closed",
             given.as_raw_fd(),
             kept.as_raw_fd()
         );
@@ -160,6 +171,7 @@ mod tests {
             path: Path::new("/bin/sh"),
             arguments: &["-c".into(), script.into()],
             environment: &["NAME=value".into()],
+            directory: Some(Path::new("/usr")),
             stdin: null.as_fd(),
             stdout: out_writer.as_fd(),
             stderr: null.as_fd(),
@@ -169,7 +181,7 @@ mod tests {
         drop(out_writer);
         let mut text = String::new();
         out.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "given value\nsession\nclosed\n");
+        assert_eq!(text, "given value\n/usr\nsession\nclosed\n");
         waitpid(Some(pid), WaitOptions::empty()).unwrap();
     }
 
@@ -180,6 +192,7 @@ mod tests {
             path: Path::new("/nonexistent/program"),
             arguments: &[],
             environment: &[],
+            directory: None,
             stdin: null.as_fd(),
             stdout: null.as_fd(),
             stderr: null.as_fd(),

@@ -1,5 +1,7 @@
-//! `imp-node`: PID 1 of a node VM of the tests, its module loader, and on the host the guard of such a VM.
+//! `imp-node`: PID 1 of a node VM of the tests, its module loader, and on the host the guard of such a VM; in a guest
+//! that means harm, the other end of its channel.
 
+mod channel;
 mod init;
 
 use std::path::Path;
@@ -16,6 +18,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
+        [_, "channel", port, program, arguments @ ..] => channel::serve(port, program, arguments),
         [_, init::SERVE] => init::serve(),
         [_, init::ENTER, cgroup, program, arguments @ ..] => init::enter(cgroup, program, arguments),
         _ => {

@@ -163,7 +163,7 @@ impl Imp {
         // the whole machine's: those of tests beside this one are there too.
         self.before.wait_until_nothing_is_left(GONE, |thing| match thing {
             Thing::File(path) => !path.starts_with(&vms) || *path == vms,
-            Thing::Cgroup(_) | Thing::NetworkDevice(_) => true,
+            Thing::Cgroup(_) | Thing::NetworkDevice(_) | Thing::Table(_) => true,
             Thing::Process { .. } | Thing::Socket(_) | Thing::Mount(_) => false,
         })
     }

@@ -1,7 +1,8 @@
 //! What a VM could leave behind on a machine, compared before and after.
 //!
-//! Other work goes on on the same machine, so only what refers to the watched folders counts, and cgroups and network
-//! devices with a name of ours.
+//! Other work goes on on the same machine, so only what refers to the watched folders counts, and cgroups, network devices
+//! and tables of filters with a name of ours. Devices and tables are those of the calling thread's network namespace; the
+//! namespaces of VMs are mounts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// Part of the name of every cgroup and network device that we make.
+mod tables;
+
+/// Part of the name of every cgroup, and the beginning of that of every network device and table, that we make.
 const OURS: &str = "imp";
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +32,8 @@ pub enum Thing {
     Mount(PathBuf),
     Cgroup(PathBuf),
     NetworkDevice(String),
+    /// Of nftables.
+    Table(String),
     File(PathBuf),
 }
 
@@ -40,6 +45,7 @@ impl fmt::Display for Thing {
             Self::Mount(path) => write!(f, "mount {}", path.display()),
             Self::Cgroup(path) => write!(f, "cgroup {}", path.display()),
             Self::NetworkDevice(name) => write!(f, "network device {name}"),
+            Self::Table(name) => write!(f, "nftables table {name}"),
             Self::File(path) => write!(f, "file {}", path.display()),
         }
     }
@@ -62,6 +68,8 @@ impl Snapshot {
         mounts(&folders, &mut things)?;
         cgroups(Path::new("/sys/fs/cgroup"), &mut things);
         network_devices(&mut things)?;
+        let tables = tables::names()?.into_iter().filter(|name| name.starts_with(OURS));
+        things.extend(tables.map(Thing::Table));
         for folder in &folders {
             files(folder, &mut things)?;
         }
@@ -170,12 +178,10 @@ fn cgroups(folder: &Path, things: &mut BTreeSet<Thing>) {
 }
 
 fn network_devices(things: &mut BTreeSet<Thing>) -> io::Result<()> {
-    for entry in fs::read_dir("/sys/class/net")? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.starts_with(OURS) {
-            things.insert(Thing::NetworkDevice(name));
-        }
-    }
+    // Two lines of headings, and a line for each device, which begins with its name.
+    let table = fs::read_to_string("/proc/thread-self/net/dev")?;
+    let names = table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()));
+    things.extend(names.filter(|name| name.starts_with(OURS)).map(Thing::NetworkDevice));
     Ok(())
 }
 
@@ -207,6 +213,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::world;
 
     fn left(before: &Snapshot) -> Vec<String> {
         before.new_since().unwrap().iter().map(ToString::to_string).collect()
@@ -251,6 +258,21 @@ mod tests {
         before
             .wait_until_nothing_is_left(Duration::ZERO, |thing| thing == &Thing::File(path.clone()))
             .unwrap();
+    }
+
+    #[test]
+    fn devices_and_tables_of_this_threads_network_are_seen() {
+        world::on_own_host(|_| {
+            let before = Snapshot::take(&[]).unwrap();
+            world::ip("link add imp-1 type veth peer name other").unwrap();
+            world::nft("add table inet imp012").unwrap();
+            world::nft("add table ip foreign").unwrap();
+            assert_eq!(left(&before), ["network device imp-1", "nftables table imp012"]);
+            world::ip("link delete imp-1").unwrap();
+            world::nft("delete table inet imp012").unwrap();
+            before.wait_until_nothing_is_left(Duration::ZERO, |_| false).unwrap();
+        })
+        .unwrap();
     }
 
     #[test]

@@ -10,3 +10,4 @@ pub mod oci;
 pub mod registry;
 pub mod small_disk;
 pub mod terminal;
+pub mod world;

@@ -59,6 +59,11 @@ pub fn guest_agent() -> Result<PathBuf, Error> {
     built("guest-agent")
 }
 
+/// The static `imp-node` that `./dev test` has built.
+pub fn node_program() -> Result<PathBuf, Error> {
+    built("imp-node")
+}
+
 fn built(name: &str) -> Result<PathBuf, Error> {
     existing(folder_in("IMP_TEST_BIN_DIR")?.join(name))
 }

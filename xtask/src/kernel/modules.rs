@@ -65,6 +65,7 @@ const ISOLATION: &[&str] = &[
     "nf_conntrack_netlink",
     "nfnetlink_log",
     "nfnetlink_queue",
+    "nft_connlimit",
     "nft_fwd_netdev",
     "nft_limit",
     "nft_log",

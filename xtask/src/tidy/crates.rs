@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("imp-cli", &["imp-embedded", "imp-runtime", "imp-storage", "imp-protocol", "imp-sys"]),
     ("imp-guest-agent", &["imp-protocol", "imp-sys"]),
     ("imp-testkit", &["imp-testkit-node", "imp-sys"]),
-    ("imp-testkit-node", &[]),
+    ("imp-testkit-node", &["imp-sys"]),
     ("imp-tests", &["imp-testkit", "imp-protocol", "imp-embedded"]),
     ("imp-bench", &["imp-testkit", "imp-protocol", "imp-storage", "imp-runtime", "imp-sys"]),
     ("imp-demo", &["imp-testkit"]),

@@ -3,22 +3,25 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CString;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use bytes::Bytes;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
 use rustix::io::Errno;
 use tar::EntryType;
 
 use super::header::{Described, padding, write_end};
-use super::{CHUNK, shown};
-use crate::files::Error;
+use super::shown;
+use crate::files::{CHUNK, Error, Pieces};
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// FIFOs and devices are not opened; a file that becomes one meanwhile does not hold the thread.
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+/// Most bytes of a file whose size says nothing: such a file is read before its header is written.
+const MOST_MADE_UP: usize = 16 << 20;
 /// Files with several names that are remembered; further ones are packed as files of their own.
 const MOST_LINKED: usize = 1 << 18;
 /// Bytes of names and of one value that a file's extended attributes may have.
@@ -26,8 +29,10 @@ const MOST_ATTRIBUTES: usize = 64 << 10;
 
 /// Where an archive goes.
 pub(super) trait Output: Write {
-    /// Writes a chunk that the output may keep.
-    fn give(&mut self, chunk: Vec<u8>) -> io::Result<()>;
+    /// Writes a piece of content that the output may keep.
+    fn give(&mut self, piece: Bytes) -> io::Result<()>;
+    /// Tells of a member that is not in the archive.
+    fn leave_out(&mut self, name: &[u8]) -> io::Result<()>;
 }
 
 /// `name` is that of a single file; members of a directory have their names below it.
@@ -112,7 +117,8 @@ impl<O: Output> Packer<'_, O> {
             FileType::CharacterDevice => EntryType::Char,
             FileType::BlockDevice => EntryType::Block,
             // A socket is nothing without the process that listens on it; tar has no type for it.
-            FileType::Socket | FileType::Directory | FileType::Unknown => return Ok(()),
+            FileType::Socket => return self.output.leave_out(name).map_err(Error::Archive),
+            FileType::Directory | FileType::Unknown => return Ok(()),
         };
         if stat.st_nlink > 1 {
             let room = self.linked.len() < MOST_LINKED;
@@ -145,24 +151,52 @@ impl<O: Output> Packer<'_, O> {
         };
         let attributes = attributes(&file);
         let described = Described { attributes: &attributes, ..described };
+        if described.size <= CHUNK as u64 {
+            return self.small_file(&file, described);
+        }
         described.write(self.output).map_err(Error::Archive)?;
         // The header has promised this many bytes, whatever happens to the file meanwhile.
         let mut left = described.size;
+        let mut pieces = Pieces::new(file, 0, left);
         while left > 0 {
-            let wanted = left.min(CHUNK as u64) as usize;
-            let mut chunk = Vec::with_capacity(wanted);
-            let read = rustix::io::read(&file, rustix::buffer::spare_capacity(&mut chunk));
-            read.map_err(|error| self.failed(described.name, error))?;
-            chunk.truncate(wanted);
-            if chunk.is_empty() {
-                chunk.resize(wanted, 0);
+            let read = pieces.next(left).map_err(|error| self.failed(described.name, error))?;
+            if read.is_empty() {
+                self.zeros(left)?;
+                break;
             }
-            left -= chunk.len() as u64;
-            self.output.give(chunk).map_err(Error::Archive)?;
+            left -= read.len() as u64;
+            self.output.give(read).map_err(Error::Archive)?;
         }
-        let zeros = [0; 512];
-        let padding = zeros.get(..padding(described.size)).unwrap_or_default();
-        self.output.write_all(padding).map_err(Error::Archive)
+        self.zeros(padding(described.size) as u64)
+    }
+
+    fn zeros(&mut self, count: u64) -> Result<(), Error> {
+        io::copy(&mut io::repeat(0).take(count), self.output).map_err(Error::Archive)?;
+        Ok(())
+    }
+
+    /// Read before its header is written: what the kernel makes up, as below /proc and /sys, is longer or shorter than its
+    /// size says.
+    fn small_file(&mut self, file: &OwnedFd, described: Described<'_>) -> Result<(), Error> {
+        let expected = usize::try_from(described.size).unwrap_or(CHUNK);
+        let mut content = Vec::with_capacity(expected + 1);
+        loop {
+            let read = rustix::io::read(file, rustix::buffer::spare_capacity(&mut content))
+                .map_err(|error| self.failed(described.name, error))?;
+            // One read is enough where the size is true.
+            if read == 0 || (content.len() == expected && expected > 0) {
+                break;
+            }
+            if content.len() > MOST_MADE_UP {
+                return Err(self.failed(described.name, Errno::FBIG));
+            }
+            content.reserve(CHUNK);
+        }
+        let described = Described { size: content.len() as u64, ..described };
+        described.write(self.output).map_err(Error::Archive)?;
+        let padding = padding(described.size) as u64;
+        self.output.give(content.into()).map_err(Error::Archive)?;
+        self.zeros(padding)
     }
 
     fn failed(&self, name: &[u8], error: Errno) -> Error {

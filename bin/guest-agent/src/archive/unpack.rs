@@ -19,8 +19,8 @@ use tar::{Archive, EntryType};
 
 use super::header::parse_time;
 use super::member::MemberName;
-use super::{CHUNK, shown};
-use crate::files::{Error, NewAttributes};
+use super::shown;
+use crate::files::{Content, Error, NewAttributes, Piece, Zeros};
 
 const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -45,17 +45,25 @@ pub(super) struct Unpacked {
     pub(super) bytes: u64,
 }
 
-pub(super) fn unpack(path: &Path, owner: Owner, reader: impl Read) -> Result<Unpacked, Error> {
+/// `goes_on` is asked again and again: the length of a hole costs its sender nothing, so that unpacking may go on long
+/// after the sender has left.
+pub(super) fn unpack(
+    path: &Path,
+    owner: Owner,
+    reader: impl Read,
+    goes_on: &dyn Fn() -> bool,
+) -> Result<Unpacked, Error> {
     std::fs::create_dir_all(path).map_err(Error::file("cannot make the directory", path))?;
     let top = openat(CWD, path, DIRECTORY, Mode::empty()).map_err(Error::errno("cannot open", path))?;
     let mut unpacker = Unpacker {
         path,
         top,
         owner,
+        goes_on,
         parent: None,
         times: Vec::new(),
         done: Unpacked::default(),
-        buffer: vec![0; CHUNK],
+        piece: Piece::default(),
     };
     let left = Rc::new(Cell::new(Some(MOST_RECORDS)));
     let torn = Rc::new(Cell::new(false));
@@ -108,12 +116,13 @@ struct Unpacker<'a> {
     path: &'a Path,
     top: OwnedFd,
     owner: Owner,
+    goes_on: &'a dyn Fn() -> bool,
     /// The last directory that was looked up: members of one directory follow each other.
     parent: Option<(Vec<u8>, OwnedFd)>,
     /// Directories and their times: what is put into a directory changes its time.
     times: Vec<(MemberName, i64)>,
     done: Unpacked,
-    buffer: Vec<u8>,
+    piece: Piece,
 }
 
 impl Unpacker<'_> {
@@ -222,18 +231,20 @@ impl Unpacker<'_> {
     ) -> Result<(), Error> {
         let file =
             openat(self.parent(name)?, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?;
+        let mut content = Content::new(file, std::mem::take(&mut self.piece), Zeros::Holes);
         loop {
-            let count = entry.read(&mut self.buffer).map_err(Error::Archive)?;
-            let mut rest = self.buffer.get(..count).unwrap_or_default();
-            if rest.is_empty() {
+            let count = entry.read(content.room()).map_err(Error::Archive)?;
+            if count == 0 {
                 break;
             }
-            self.done.bytes += count as u64;
-            while !rest.is_empty() {
-                let written = rustix::io::write(&file, rest).map_err(self.failed(name))?;
-                rest = rest.get(written..).unwrap_or_default();
+            if !(self.goes_on)() {
+                return Err(Error::Archive(io::ErrorKind::BrokenPipe.into()));
             }
+            self.done.bytes += count as u64;
+            content.advance(count).map_err(self.failed(name))?;
         }
+        let (file, piece) = content.finish().map_err(self.failed(name))?;
+        self.piece = piece;
         // Owner and mode first: changing the owner takes capabilities away.
         attributes.apply(&file).map_err(self.failed(name))?;
         extended.apply(&file);

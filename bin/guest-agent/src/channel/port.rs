@@ -6,8 +6,8 @@
 //! readable when the port's state has changed, and never hangs up itself.
 //!
 //! A host that hangs up and comes back before this process runs again leaves no trace in the device: what it says next
-//! would end up in a frame of the old conversation that was never finished. So a greeting that arrives by itself ends the
-//! old conversation and begins the next. Content of a frame does not arrive by itself: its header comes with it.
+//! would end up in a frame of the old conversation that was never finished. So its greeting, which `frames` tells from
+//! content, ends the old conversation and begins the next.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,17 +15,20 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use imp_protocol::hello;
+use bytes::BytesMut;
+use imp_sys::reading;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::frames::{Frames, Verdict};
+
 /// Bytes that one read of the device gives at the most: a page.
 const MOST_AT_ONCE: usize = 4 << 10;
-/// Longest time for which the rest of a long message holds everybody up.
-const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
+/// Bytes that one write to the device takes at the most.
+const MOST_IN_A_WRITE: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -44,12 +47,14 @@ impl Port {
         Ok(Self { device, input, output, greeting: Mutex::default() })
     }
 
-    /// Whether there is something to read, or the host has hung up, within this time.
-    fn input_within(&self, time: Timespec) -> io::Result<bool> {
-        match rustix::event::poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&time)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(error) => Err(error.into()),
+    fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match rustix::io::write(&self.device, bytes) {
+                Ok(count) => return Poll::Ready(Ok(count)),
+                Err(Errno::AGAIN) => ready!(self.output.poll_change(context))?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
         }
     }
 
@@ -77,14 +82,72 @@ impl Port {
 #[derive(Debug)]
 pub(crate) struct Stream {
     port: Arc<Port>,
+    frames: Frames,
+    /// A read that may be a greeting.
+    held: Vec<u8>,
+    /// What was read and did not fit.
+    rest: BytesMut,
     /// The host has begun another conversation.
     over: bool,
+    /// The beginning of a frame with its header before it: the device takes only one piece of memory at a time.
+    joined: Vec<u8>,
 }
 
 impl Stream {
+    /// Begins with the greeting that ended the conversation before, if one did.
     pub(crate) fn new(port: Arc<Port>) -> Self {
-        Self { port, over: false }
+        let rest = BytesMut::from(&*std::mem::take(&mut *port.greeting()));
+        Self { port, frames: Frames::default(), held: Vec::new(), rest, over: false, joined: Vec::new() }
     }
+
+    /// One read of the device, a whole page if there is one, so that it can be judged.
+    fn read_device(&mut self, buffer: &mut ReadBuf<'_>) -> Result<Read, Errno> {
+        if buffer.remaining() >= MOST_AT_ONCE {
+            let count = reading::behind_filled(&self.port.device, buffer, MOST_AT_ONCE)?;
+            if count == 0 {
+                return Ok(Read::End);
+            }
+            let page = buffer.initialize_unfilled_to(count);
+            match self.frames.judge(page) {
+                Verdict::Content if self.held.is_empty() => buffer.advance(count),
+                verdict => {
+                    let page = page.to_vec();
+                    self.follow(verdict, &page);
+                }
+            }
+            return Ok(Read::Some);
+        }
+        let mut page = Vec::with_capacity(MOST_AT_ONCE);
+        let count = reading::behind_content(&self.port.device, &mut page, MOST_AT_ONCE)?;
+        if count == 0 {
+            return Ok(Read::End);
+        }
+        let verdict = self.frames.judge(&page);
+        self.follow(verdict, &page);
+        Ok(Read::Some)
+    }
+
+    fn follow(&mut self, verdict: Verdict, page: &[u8]) {
+        match verdict {
+            Verdict::Content => {
+                self.rest.extend_from_slice(&std::mem::take(&mut self.held));
+                self.rest.extend_from_slice(page);
+            }
+            Verdict::Held => self.held.extend_from_slice(page),
+            Verdict::Greeting => {
+                self.port.greeting().extend_from_slice(page);
+                self.over = true;
+            }
+        }
+    }
+}
+
+/// What a read of the device gave.
+enum Read {
+    /// Bytes, of whatever kind.
+    Some,
+    /// The host has hung up.
+    End,
 }
 
 impl AsyncRead for Stream {
@@ -93,38 +156,17 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.over {
-            return Poll::Ready(Ok(()));
-        }
-        {
-            let mut greeting = self.port.greeting();
-            if !greeting.is_empty() {
-                let count = greeting.len().min(buffer.remaining());
-                buffer.put_slice(greeting.drain(..count).as_slice());
-                return Poll::Ready(Ok(()));
-            }
-        }
         let before = buffer.filled().len();
-        let mut last = 0;
-        // A large buffer is neither cleared as a whole nor handed on with one page in it.
-        while buffer.remaining() > 0 {
-            let page = buffer.initialize_unfilled_to(buffer.remaining().min(MOST_AT_ONCE));
-            match rustix::io::read(&self.port.device, &mut *page) {
-                // Nothing read is the end: the host has hung up.
-                Ok(0) => break,
-                Ok(count) if page.get(..count).is_some_and(hello::is_greeting) => {
-                    self.port.greeting().extend_from_slice(page.get(..count).unwrap_or_default());
-                    self.over = true;
-                    break;
-                }
-                Ok(count) => {
-                    buffer.advance(count);
-                    last = count;
-                }
+        while buffer.remaining() > 0 && !self.over {
+            if !self.rest.is_empty() {
+                let count = self.rest.len().min(buffer.remaining());
+                buffer.put_slice(&self.rest.split_to(count));
+                continue;
+            }
+            match self.read_device(buffer) {
+                Ok(Read::Some) => {}
+                Ok(Read::End) => break,
                 Err(Errno::INTR) => {}
-                // A full page says that more is on its way. Waiting for it here costs one system call; through the reactor it
-                // costs several and two changes of tasks, for each page.
-                Err(Errno::AGAIN) if last == MOST_AT_ONCE && self.port.input_within(SOON)? => {}
                 // What has been read is told first; the next call meets the same again.
                 Err(_) if buffer.filled().len() > before => break,
                 Err(Errno::AGAIN) => ready!(self.port.input.poll_change(context))?,
@@ -137,14 +179,31 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        loop {
-            match rustix::io::write(&self.port.device, bytes) {
-                Ok(count) => return Poll::Ready(Ok(count)),
-                Err(Errno::AGAIN) => ready!(self.port.output.poll_change(context))?,
-                Err(Errno::INTR) => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
-            }
+        self.port.poll_write(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut parts = parts.iter().filter(|part| !part.is_empty()).peekable();
+        let Some(first) = parts.next() else { return Poll::Ready(Ok(0)) };
+        if first.len() >= MOST_IN_A_WRITE || parts.peek().is_none() {
+            return self.port.poll_write(context, first);
         }
+        let Self { port, joined, .. } = &mut *self;
+        joined.clear();
+        joined.extend_from_slice(first);
+        for part in parts {
+            let count = part.len().min(MOST_IN_A_WRITE - joined.len());
+            joined.extend_from_slice(part.get(..count).unwrap_or_default());
+        }
+        port.poll_write(context, joined)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -216,27 +275,78 @@ mod tests {
         assert!(there == sent && back == sent);
     }
 
+    const GREETING: &[u8] = b"\nIMP-HOST 1 1 00000000000000ff\n";
+    /// A preface and the header of a frame of 100 bytes.
+    const BEGUN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x64\0\0\0\0\0\x01";
+
     #[tokio::test]
-    async fn a_greeting_by_itself_ends_a_conversation_and_begins_the_next() {
+    async fn a_greeting_ends_a_conversation_and_begins_the_next() {
         let (host, port) = port();
         let mut old = Stream::new(Arc::clone(&port));
         let mut host = tokio::net::UnixStream::from_std(host).unwrap();
-        let greeting = b"\nIMP-HOST 1 1 00000000000000ff\n";
-        host.write_all(b"half a frame, then with its header: \nIMP-HOST 1 1 0000000000000001\n")
-            .await
-            .unwrap();
-        let mut read = vec![0; 1 << 10];
-        assert_eq!(old.read(&mut read).await.unwrap(), 67);
-        host.write_all(greeting).await.unwrap();
+        let mut read = vec![0; 8 << 10];
+        host.write_all(BEGUN).await.unwrap();
+        assert_eq!(old.read(&mut read).await.unwrap(), BEGUN.len());
+        // In the middle of the frame nobody knows yet.
+        host.write_all(b"\nIMP-HOST 1 1 0000000000000001\n").await.unwrap();
+        let early = tokio::time::timeout(std::time::Duration::from_millis(20), old.read(&mut read)).await;
+        assert!(early.is_err(), "{early:?}");
+        host.write_all(GREETING).await.unwrap();
         assert_eq!(old.read(&mut read).await.unwrap(), 0);
         assert_eq!(old.read(&mut read).await.unwrap(), 0);
         drop(old);
         let mut new = Stream::new(port);
-        for byte in greeting {
+        for byte in GREETING {
             assert_eq!(new.read_u8().await.unwrap(), *byte);
         }
         host.write_all(b"PRI").await.unwrap();
         assert_eq!(new.read(&mut read).await.unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn content_that_looks_like_a_greeting_arrives_whole_in_buffers_of_any_size() {
+        for size in [1, 10, 100, 8 << 10] {
+            let (host, port) = port();
+            let mut stream = Stream::new(Arc::clone(&port));
+            let mut host = tokio::net::UnixStream::from_std(host).unwrap();
+            let mut sent = Vec::new();
+            let mut read = Vec::new();
+            let rest = vec![b'x'; 100 - GREETING.len()];
+            for part in [BEGUN, GREETING, rest.as_slice()] {
+                host.write_all(part).await.unwrap();
+                sent.extend_from_slice(part);
+                // What is not held back is read before the next part comes.
+                while read.len() < sent.len() && part != GREETING {
+                    let mut buffer = vec![0; size];
+                    let count = stream.read(&mut buffer).await.unwrap();
+                    assert_ne!(count, 0, "the conversation has ended");
+                    read.extend_from_slice(&buffer[..count]);
+                }
+                if part == GREETING {
+                    let mut buffer = vec![0; size];
+                    let held = std::time::Duration::from_millis(20);
+                    let early = tokio::time::timeout(held, stream.read(&mut buffer)).await;
+                    assert!(early.is_err(), "{early:?}");
+                }
+            }
+            assert_eq!(read, sent);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_header_and_its_payload_go_to_the_device_in_one_piece() {
+        let (host, port) = port();
+        let mut stream = Stream::new(port);
+        let payload = vec![7; 40 << 10];
+        let parts = [io::IoSlice::new(b"header"), io::IoSlice::new(&payload)];
+        assert_eq!(stream.write_vectored(&parts).await.unwrap(), MOST_IN_A_WRITE);
+        let parts = [io::IoSlice::new(b"end"), io::IoSlice::new(&[])];
+        assert_eq!(stream.write_vectored(&parts).await.unwrap(), 3);
+        let mut host = tokio::net::UnixStream::from_std(host).unwrap();
+        let mut sent = vec![0; MOST_IN_A_WRITE + 3];
+        host.read_exact(&mut sent).await.unwrap();
+        let expected = [b"header", &payload[..MOST_IN_A_WRITE - 6], b"end"].concat();
+        assert!(sent == expected);
     }
 
     #[tokio::test]

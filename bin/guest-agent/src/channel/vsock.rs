@@ -1,4 +1,7 @@
 //! A vsock port that the host connects to, once for each conversation.
+//!
+//! The host does not ask again and again whether the guest has come up: the guest tells it, by a connection to the same
+//! port of the host that carries nothing.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +17,10 @@ pub(crate) struct Listener(AsyncFd<OwnedFd>);
 
 impl Listener {
     pub(crate) fn bind(port: u32) -> io::Result<Self> {
-        Ok(Self(crate::readiness::readable(imp_sys::vsock::listen(port)?)?))
+        let listener = Self(crate::readiness::readable(imp_sys::vsock::listen(port)?)?);
+        // Beside everything else: a host that does not wait for it may not even answer.
+        std::thread::Builder::new().name("knock".to_owned()).spawn(move || knock(port))?;
+        Ok(listener)
     }
 
     pub(crate) async fn accept(&self) -> io::Result<UnixStream> {
@@ -28,5 +34,12 @@ impl Listener {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+/// A host that waits has its answer by the attempt alone; one that does not refuses it.
+fn knock(port: u32) {
+    if let Err(error) = imp_sys::vsock::connect_to_host(port) {
+        crate::log::debug(format_args!("the host did not wait for this guest: {error}"));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
@@ -14,17 +15,16 @@ use tokio::task::JoinHandle;
 use tonic::{Status, Streaming};
 
 use super::attributes::{self, Attributes, NewAttributes};
+use super::content::{Content, Piece, Zeros};
 use super::error::Error;
+use super::pieces::Pieces;
 use super::rename::temporary_beside;
-
-/// Bytes in one message: large enough that its cost is small, small enough that streams take turns.
-pub(crate) const CHUNK: usize = 256 << 10;
 
 /// A file that is read.
 #[derive(Debug)]
 pub(crate) struct Source {
     path: PathBuf,
-    file: File,
+    pieces: Pieces,
     left: u64,
 }
 
@@ -38,22 +38,17 @@ impl Source {
         if offset > 0 {
             file.seek(SeekFrom::Start(offset)).map_err(Error::file("cannot read", &path))?;
         }
-        Ok(Self { path, file, left: if length == 0 { u64::MAX } else { length } })
+        let left = if length == 0 { u64::MAX } else { length };
+        let size = file.metadata().map_or(0, |metadata| metadata.len());
+        let pieces = Pieces::new(file.into(), offset, size.saturating_sub(offset).min(left));
+        Ok(Self { path, pieces, left })
     }
 
-    /// Empty at the end.
-    fn next_chunk(&mut self) -> Result<Bytes, Error> {
-        let wanted = self.left.min(CHUNK as u64) as usize;
-        let mut chunk = Vec::with_capacity(wanted);
-        if wanted == 0 {
-            return Ok(chunk.into());
-        }
-        // One large read is enough on a disk; a file of /proc gives less at a time.
-        rustix::io::read(&self.file, rustix::buffer::spare_capacity(&mut chunk))
-            .map_err(Error::errno("cannot read", &self.path))?;
-        chunk.truncate(wanted);
-        self.left -= chunk.len() as u64;
-        Ok(chunk.into())
+    /// Empty at the end. A file of /proc gives less at a time than a disk.
+    fn next_piece(&mut self) -> Result<Bytes, Error> {
+        let piece = self.pieces.next(self.left).map_err(Error::errno("cannot read", &self.path))?;
+        self.left -= piece.len() as u64;
+        Ok(piece)
     }
 }
 
@@ -66,23 +61,25 @@ fn refuse_special(file: &File, path: &std::path::Path) -> Result<(), Error> {
     }
 }
 
-/// Sends a file while the next chunk is read.
+/// Sends a file while the next piece is read.
 pub(crate) async fn send(mut source: Source, chunks: mpsc::Sender<Result<FileChunk, Status>>) {
     loop {
-        let step = crate::blocking(move || source.next_chunk().map(|chunk| (source, chunk))).await;
-        let message = match step {
-            Ok(Ok((_, chunk))) if chunk.is_empty() => return,
-            Ok(Ok((rest, data))) => {
+        let step = crate::blocking(move || source.next_piece().map(|piece| (source, piece))).await;
+        let status = match step {
+            Ok(Ok((_, piece))) if piece.is_empty() => return,
+            Ok(Ok((rest, piece))) => {
                 source = rest;
-                if chunks.send(Ok(FileChunk { data })).await.is_err() {
-                    return;
+                for data in super::chunks(piece) {
+                    if chunks.send(Ok(FileChunk { data, ..Default::default() })).await.is_err() {
+                        return;
+                    }
                 }
                 continue;
             }
             Ok(Err(error)) => error.into(),
             Err(status) => status,
         };
-        return drop(chunks.send(Err(message)).await);
+        return drop(chunks.send(Err(status)).await);
     }
 }
 
@@ -90,24 +87,17 @@ pub(crate) async fn send(mut source: Source, chunks: mpsc::Sender<Result<FileChu
 #[derive(Debug)]
 pub(crate) struct Sink {
     path: PathBuf,
-    file: File,
     size: u64,
-    end: End,
+    /// None once it is whole.
+    end: Option<End>,
 }
 
 #[derive(Debug)]
 enum End {
     /// Renamed to its own name, with these attributes.
-    Rename {
-        temporary: PathBuf,
-        attributes: NewAttributes,
-    },
+    Rename { content: Content, temporary: PathBuf, attributes: NewAttributes },
     /// Appended to what is there; on a break it is cut back to this length.
-    Append {
-        length: u64,
-        attributes: Attributes,
-    },
-    Done,
+    Append { file: File, length: u64, attributes: Attributes },
 }
 
 impl Sink {
@@ -128,12 +118,8 @@ impl Sink {
         let wanted = Attributes::from(open.attributes);
         if let Some(there) = there.as_ref().filter(|_| open.append) {
             let file = File::options().append(true).open(&path).map_err(Error::file("cannot open", &path))?;
-            return Ok(Self {
-                path,
-                file,
-                size: 0,
-                end: End::Append { length: there.len(), attributes: wanted },
-            });
+            let end = End::Append { file, length: there.len(), attributes: wanted };
+            return Ok(Self { path, size: 0, end: Some(end) });
         }
         let attributes = NewAttributes {
             mode: wanted.mode.or(there.as_ref().map(|there| there.mode() & 0o7777)).unwrap_or(0o644),
@@ -144,11 +130,17 @@ impl Sink {
         let temporary = temporary_beside(&path);
         let file = File::options().write(true).create_new(true).mode(0o600).open(&temporary);
         let file = file.map_err(Error::file("cannot create", &path))?;
-        Ok(Self { path, file, size: 0, end: End::Rename { temporary, attributes } })
+        let content = Content::new(OwnedFd::from(file), Piece::default(), Zeros::Written);
+        Ok(Self { path, size: 0, end: Some(End::Rename { content, temporary, attributes }) })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all(bytes).map_err(Error::file("cannot write", &self.path))?;
+        let written = match &mut self.end {
+            Some(End::Rename { content, .. }) => content.write(bytes).map_err(Into::into),
+            Some(End::Append { file, .. }) => file.write_all(bytes),
+            None => Ok(()),
+        };
+        written.map_err(Error::file("cannot write", &self.path))?;
         self.size += bytes.len() as u64;
         Ok(())
     }
@@ -156,20 +148,21 @@ impl Sink {
     /// Size of the whole file.
     pub(crate) fn finish(mut self) -> Result<u64, Error> {
         let failed = "cannot write";
-        match &self.end {
-            End::Rename { temporary, attributes } => {
-                attributes.apply(&self.file).map_err(Error::errno(failed, &self.path))?;
-                fs::rename(temporary, &self.path).map_err(Error::file(failed, &self.path))?;
-                self.end = End::Done;
+        match self.end.take() {
+            Some(End::Rename { content, temporary, attributes }) => {
+                let whole = content.finish().and_then(|(file, _)| attributes.apply(&file));
+                let renamed = whole.map_err(Into::into).and_then(|()| fs::rename(&temporary, &self.path));
+                renamed.map_err(|error| {
+                    drop(fs::remove_file(&temporary));
+                    Error::file(failed, &self.path)(error)
+                })?;
                 Ok(self.size)
             }
-            End::Append { length, attributes } => {
-                let whole = length + self.size;
-                attributes::set(&self.path, attributes, super::stat::Links::Follow)?;
-                self.end = End::Done;
-                Ok(whole)
+            Some(End::Append { length, attributes, .. }) => {
+                attributes::set(&self.path, &attributes, super::stat::Links::Follow)?;
+                Ok(length + self.size)
             }
-            End::Done => Ok(self.size),
+            None => Ok(self.size),
         }
     }
 }
@@ -229,9 +222,9 @@ async fn finished<T>(step: &mut Option<JoinHandle<T>>) -> Result<T, Status> {
 impl Drop for Sink {
     fn drop(&mut self) {
         match &self.end {
-            End::Rename { temporary, .. } => drop(fs::remove_file(temporary)),
-            End::Append { length, .. } => drop(self.file.set_len(*length)),
-            End::Done => {}
+            Some(End::Rename { temporary, .. }) => drop(fs::remove_file(temporary)),
+            Some(End::Append { file, length, .. }) => drop(file.set_len(*length)),
+            None => {}
         }
     }
 }

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use imp_protocol::guest::{ExitStatus, exit_status::How};
 use imp_sys::signals::Number;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
@@ -19,6 +18,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::journal::{Journal, Keep, Reader, Source};
+use super::pace::Portion;
 use super::pump;
 use super::spec::{Launch, Life, ProcessId, Size};
 use super::start::{self, Started};
@@ -32,8 +32,6 @@ const KEPT_OUTPUT: u64 = 1 << 20;
 const UNREAD_OUTPUT: u64 = 256 << 10;
 /// Time that the ends of a process's output have to follow its own end.
 const DRAIN: Duration = Duration::from_millis(100);
-/// Messages of input that wait for a process that does not read.
-const WAITING_INPUT: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -50,13 +48,14 @@ pub(crate) struct Process {
 
 #[derive(Debug, Default)]
 struct Connections {
-    stdin: Option<mpsc::Sender<Input>>,
+    /// As much waits in it as its hosts' pace lets through.
+    stdin: Option<mpsc::UnboundedSender<Input>>,
     terminal: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Input {
-    Data(Bytes),
+    Data(Portion),
     End,
 }
 
@@ -92,7 +91,7 @@ impl Process {
         let stdin = match stdin {
             None => None,
             Some(fd) => {
-                let (sender, inputs) = mpsc::channel(WAITING_INPUT);
+                let (sender, inputs) = mpsc::unbounded_channel();
                 let end = if terminal.is_some() { pump::End::Character } else { pump::End::Close };
                 tokio::spawn(pump::input(pump::writer(fd)?, inputs, end));
                 Some(sender)
@@ -181,10 +180,9 @@ impl Process {
     }
 
     /// Input for the process; after its end, or without stdin, it goes nowhere.
-    pub(crate) async fn feed(&self, input: Input) {
-        let stdin = self.connections().stdin.clone();
-        if let Some(stdin) = stdin {
-            let _ = stdin.send(input).await;
+    pub(crate) fn feed(&self, input: Input) {
+        if let Some(stdin) = &self.connections().stdin {
+            let _ = stdin.send(input);
         }
     }
 

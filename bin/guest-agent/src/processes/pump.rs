@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -108,14 +108,15 @@ pub(crate) enum End {
 }
 
 /// Copies input to the process until it is closed on either side.
-pub(crate) async fn input(mut pipe: pipe::Sender, mut inputs: mpsc::Receiver<Input>, end: End) {
+pub(crate) async fn input(mut pipe: pipe::Sender, mut inputs: mpsc::UnboundedReceiver<Input>, end: End) {
     while let Some(input) = inputs.recv().await {
-        let bytes = match (input, end) {
-            (Input::Data(bytes), _) => bytes,
-            (Input::End, End::Character) => Bytes::from_static(&[END_OF_TRANSMISSION]),
+        let written = match (input, end) {
+            // Taken when it is dropped: once it is written.
+            (Input::Data(portion), _) => pipe.write_all(portion.bytes()).await,
+            (Input::End, End::Character) => pipe.write_all(&[END_OF_TRANSMISSION]).await,
             (Input::End, End::Close) => return,
         };
-        if pipe.write_all(&bytes).await.is_err() {
+        if written.is_err() {
             return;
         }
     }

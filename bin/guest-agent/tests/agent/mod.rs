@@ -67,7 +67,7 @@ impl Host {
             inputs.send(ExecInput { input: Some(input) }).await.unwrap();
         }
         let outputs = self.processes().exec(ReceiverStream::new(stream)).await.unwrap().into_inner();
-        Exec { inputs, outputs, seen: String::new() }
+        Exec { inputs, outputs, seen: String::new(), stdin_window: 0 }
     }
 
     /// The status with which an exec is refused.
@@ -96,6 +96,7 @@ pub(crate) struct Exec {
     inputs: mpsc::Sender<ExecInput>,
     outputs: Streaming<ExecOutput>,
     seen: String,
+    stdin_window: u32,
 }
 
 impl Exec {
@@ -110,11 +111,31 @@ impl Exec {
                 tokio::time::timeout(DEADLINE, self.outputs.message()).await.unwrap().unwrap().unwrap();
             match output.output {
                 Some(Output::Stdout(bytes)) => self.seen.push_str(std::str::from_utf8(&bytes).unwrap()),
-                Some(Output::Started(_)) => {}
+                Some(Output::Started(started)) => self.stdin_window = started.stdin_window,
+                Some(Output::StdinTaken(_)) => {}
                 other => panic!("{other:?} before {text:?}"),
             }
         }
         self.seen.clone()
+    }
+
+    /// As the agent said it when the process started.
+    pub(crate) fn stdin_window(&self) -> u32 {
+        self.stdin_window
+    }
+
+    /// Reads until so much of the input is taken.
+    pub(crate) async fn until_taken(&mut self, bytes: u64) {
+        loop {
+            let output =
+                tokio::time::timeout(DEADLINE, self.outputs.message()).await.unwrap().unwrap().unwrap();
+            match output.output {
+                Some(Output::StdinTaken(taken)) if taken == bytes => return,
+                Some(Output::StdinTaken(taken)) => assert!(taken < bytes, "{taken} of {bytes}"),
+                Some(Output::Started(_)) => {}
+                other => panic!("{other:?} before {bytes} bytes were taken"),
+            }
+        }
     }
 
     pub(crate) async fn first_of(mut exec: Self) -> Output {
@@ -147,7 +168,7 @@ pub(crate) async fn collect(mut exec: Exec) -> End {
                 Output::Stdout(bytes) => stdout.extend_from_slice(&bytes),
                 Output::Stderr(bytes) => stderr.extend_from_slice(&bytes),
                 Output::Exited(status) => exit = Some(status),
-                Output::Started(_) => {}
+                Output::Started(_) | Output::StdinTaken(_) => {}
                 Output::Dropped(bytes) => panic!("{bytes} bytes lost"),
             }
         }

@@ -7,7 +7,7 @@ use crate::commands::run::explain;
 use crate::context::Context;
 use crate::exit::{OWN_FAILURE, Outcome};
 use crate::output;
-use crate::session::{self, End, Program, Signals, Stdin, Wiring, Written};
+use crate::session::{self, End, Interrupts, Program, Signals, Stdin, Wiring, Written, exit_status};
 use crate::terminal::DetachKeys;
 
 /// Connect this terminal to a VM's program
@@ -34,7 +34,7 @@ impl Attach {
             let stdin = if self.no_stdin { AttachedStdin::None } else { AttachedStdin::Shared };
             let attached = owner.attach(&self.vm, Attachment { stdin, from_offset: None }).await?;
             let wiring = Wiring {
-                stdin: if self.no_stdin { Stdin::None } else { Stdin::Sent },
+                stdin: if self.no_stdin { Stdin::None } else { Stdin::SentWithoutEnd },
                 // A size that a program without a terminal is sent means nothing to it.
                 terminal: session::Terminal::Own,
                 signals: if self.sig_proxy { Signals::PassedOn } else { Signals::Kept },
@@ -43,6 +43,7 @@ impl Attach {
             match session::run(
                 &mut Program::Main(Box::new(attached)),
                 &wiring,
+                &mut Interrupts::catch()?,
                 &mut Written { bytes: 1, first: None },
             )
             .await?
@@ -56,7 +57,7 @@ impl Attach {
                     output::say("\ndetached");
                     Ok(0)
                 }
-                End::Interrupted(signal) | End::Impatient(signal) => Ok(signal.saturating_add(128)),
+                End::Interrupted(kind) | End::LeftRunning(kind) => Ok(exit_status(kind)),
                 End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
             }
         })?

@@ -1,5 +1,6 @@
 //! `imp cp`: files and trees between this machine and a VM, as docker copies them.
 
+mod left_out;
 mod place;
 mod plan;
 mod streams;
@@ -8,24 +9,26 @@ mod unpack;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
+use std::sync::PoisonError;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::OpenArchive;
+use left_out::LeftOut;
 use plan::Placement;
 
 use crate::commands::exec::guest;
 use crate::context::Context;
 use crate::exit::Outcome;
-use crate::output;
 
 /// Copy files and directories between this machine and a VM
 ///
 /// A file goes under the name DESTINATION, or into it if that is a directory. A directory becomes DESTINATION if that
 /// does not exist, and goes into it otherwise; with `/.` at the end of SOURCE its contents go into it. `-` in the place
 /// of a path here is a tar stream: from stdin it is unpacked in the directory of the VM, to stdout it holds the file, or
-/// what is below the directory. Paths of a VM begin at its root. Sockets and devices are left out.
+/// what is below the directory. Paths of a VM begin at its root. Of a VM's files, sockets and devices
+/// are left out, with a warning that names them; it is an error only if nothing else was asked for.
 #[derive(Debug, Args)]
 pub(crate) struct Cp {
     /// VM:PATH, PATH, or -
@@ -121,16 +124,18 @@ async fn out_of(
 ) -> anyhow::Result<()> {
     let source = place::source_in_vm(&connection, path, links).await?;
     let chunks = streams::read(connection, path, links).await?;
+    let sockets = chunks.left_out();
     let End::Local(destination) = destination else {
         if crate::terminal::is_terminal(io::stdout()) {
             bail!("a tar stream would garble the terminal: send it to a file or a program");
         }
         let copy = move || io::copy(&mut chunks.into_reader(), &mut io::stdout().lock());
         tokio::task::spawn_blocking(copy).await?.context("cannot pass the archive on")?;
+        sockets.lock().unwrap_or_else(PoisonError::into_inner).warn();
         return Ok(());
     };
     let placement = plan::plan(&source, &place::destination_here(&destination))?;
-    let unpack = move || -> anyhow::Result<unpack::LeftOut> {
+    let unpack = move || -> anyhow::Result<LeftOut> {
         match &placement {
             Placement::Contents { directory } => {
                 match std::fs::create_dir(directory) {
@@ -147,8 +152,10 @@ async fn out_of(
         }
     };
     let left_out = tokio::task::spawn_blocking(unpack).await??;
-    if left_out.devices > 0 {
-        output::warn(&format!("{} devices were left out", left_out.devices));
+    sockets.lock().unwrap_or_else(PoisonError::into_inner).warn();
+    left_out.warn();
+    if source.kind == plan::Kind::File && left_out.is_something() {
+        bail!("nothing was copied");
     }
     Ok(())
 }

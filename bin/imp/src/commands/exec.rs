@@ -14,7 +14,7 @@ use imp_protocol::process::{Exit, Session};
 use crate::context::Context;
 use crate::exit::{Failure, OWN_FAILURE, Outcome};
 use crate::output;
-use crate::session::{self, End, Program, Signals, Stdin, Wiring, Written};
+use crate::session::{self, End, Interrupts, Program, Signals, Stdin, Wiring, Written, exit_status};
 use crate::terminal::{self, DetachKeys};
 use crate::value;
 
@@ -91,7 +91,7 @@ impl Exec {
             signals: Signals::PassedOn,
             detach_keys: self.detach_keys.clone(),
         };
-        match session::run(&mut program, &wiring, &mut Written::default()).await {
+        match session::run(&mut program, &wiring, &mut Interrupts::catch()?, &mut Written::default()).await {
             Err(error) if crate::commands::run::is_lost(&error) => {
                 bail!(
                     "the VM or the owner of the VMs ended, and the program with it; `imp ps` says what is left"
@@ -112,6 +112,7 @@ impl Exec {
             terminal: self.tty.then(|| terminal::size().unwrap_or_default().into()),
             stdin: self.interactive,
             detach: self.detach,
+            paced: true,
             limits: Some(ProcessLimits {
                 memory_bytes: self.memory,
                 processes: self.pids_limit,
@@ -173,7 +174,7 @@ fn conclude(end: End) -> anyhow::Result<u8> {
         // A detachment: the program dies with its session.
         End::Detached => Ok(0),
         End::Failed(_) => Ok(OWN_FAILURE),
-        End::Interrupted(signal) | End::Impatient(signal) => Ok(signal.saturating_add(128)),
+        End::Interrupted(kind) | End::LeftRunning(kind) => Ok(exit_status(kind)),
         End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
     }
 }

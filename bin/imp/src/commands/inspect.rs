@@ -3,8 +3,9 @@
 use std::time::SystemTime;
 
 use clap::Args;
+use imp_protocol::runtime::Usage;
 use imp_runtime::status::{
-    DriverFacts, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome, Stage, VmStatus,
+    DriverFacts, EnforcedLimit, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome, Stage, VmStatus,
 };
 use serde::Serialize;
 
@@ -34,12 +35,41 @@ struct Shown {
     network: NetworkFacts,
     mounts: Vec<Mount>,
     vmm_pid: Option<u32>,
+    /// Of the VMM, while it lives.
+    host_memory: Option<HostMemory>,
     driver: DriverFacts,
     kernel: KernelFacts,
     agent_version: Option<String>,
     kernel_release: Option<String>,
+    stop_timeout_seconds: f64,
+    /// Settings of control groups that hold the whole machine, as they were written.
+    limits: Vec<EnforcedLimit>,
+    /// What this host could not hold the machine to, and why.
     not_enforced: Vec<NotEnforced>,
     stages: Vec<Stage>,
+}
+
+/// What a VMM takes of its host's memory.
+#[derive(Debug, Serialize)]
+struct HostMemory {
+    resident_bytes: u64,
+    /// Of those, pages that this VMM alone has.
+    private_bytes: u64,
+    /// The others: of its program, and of what several VMs were restored from.
+    shared_bytes: u64,
+    /// Each page by the number of those who have it.
+    proportional_bytes: u64,
+}
+
+impl From<Usage> for HostMemory {
+    fn from(usage: Usage) -> Self {
+        Self {
+            resident_bytes: usage.host_resident_bytes,
+            private_bytes: usage.host_private_bytes,
+            shared_bytes: usage.host_shared_bytes,
+            proportional_bytes: usage.host_proportional_bytes,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -50,7 +80,7 @@ struct Mount {
 }
 
 impl Shown {
-    fn new(vm: VmStatus, now: SystemTime) -> Self {
+    fn new(vm: VmStatus, usage: Option<Usage>, now: SystemTime) -> Self {
         let mounts = vm.mounts.iter().map(|mount| Mount {
             source: mount.source.display().to_string(),
             target: String::from_utf8_lossy(mount.target.as_slice()).into_owned(),
@@ -66,10 +96,13 @@ impl Shown {
             disk_bytes: vm.scratch.bytes(),
             network: vm.network,
             vmm_pid: vm.vmm_pid,
+            host_memory: usage.map(HostMemory::from),
             driver: vm.driver,
             kernel: vm.kernel,
             agent_version: vm.agent.as_ref().map(|agent| agent.version.clone()),
             kernel_release: vm.agent.map(|agent| agent.kernel_release),
+            stop_timeout_seconds: vm.stop_grace.as_secs_f64(),
+            limits: vm.limits,
             not_enforced: vm.not_enforced,
             stages: vm.stages,
         }
@@ -82,12 +115,20 @@ impl Inspect {
             let owner = context.owner().await?;
             let mut vms = Vec::new();
             for vm in &self.vms {
-                vms.push(owner.inspect(vm).await?);
+                let vm = owner.inspect(vm).await?;
+                // One that has ended meanwhile takes nothing any more.
+                let usage = match vm.vmm_pid {
+                    Some(_) => owner.usage(vec![vm.id.to_string()]).await.ok().and_then(|mut one| one.pop()),
+                    None => None,
+                };
+                vms.push((vm, usage));
             }
             anyhow::Ok(vms)
         })??;
         let now = SystemTime::now();
-        output::print(&output::json(&vms.into_iter().map(|vm| Shown::new(vm, now)).collect::<Vec<_>>()))?;
+        output::print(&output::json(
+            &vms.into_iter().map(|(vm, usage)| Shown::new(vm, usage, now)).collect::<Vec<_>>(),
+        ))?;
         Ok(0)
     }
 }

@@ -7,15 +7,16 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use clap::Args;
 use imp_protocol::connection::Connection;
+use imp_protocol::guest::machine_client::MachineClient;
 use imp_protocol::guest::ports_client::PortsClient;
-use imp_protocol::guest::{CloseStdin, ForwardInput, OpenPort, forward_input, forward_output};
+use imp_protocol::guest::{CloseStdin, ForwardInput, OpenPort, PingRequest, forward_input, forward_output};
+use imp_runtime::status::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::commands::exec::guest;
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output;
@@ -63,7 +64,10 @@ impl PortForward {
     pub(crate) fn run(self, context: &Context) -> Outcome {
         context.block_on(async {
             let owner = context.owner().await?;
-            let connection = guest(&owner, &self.vm).await?;
+            let vm = owner.inspect(&self.vm).await?;
+            let connection = owner.guest(&vm.id);
+            // Asked for something, so that a VM which cannot be reached says why before anything is promised.
+            MachineClient::new(connection.clone()).ping(PingRequest::default()).await.map_err(|status| refused(&status))?;
             let mut listeners = tokio::task::JoinSet::new();
             for pair in self.ports {
                 let address = SocketAddr::new(self.address, pair.local);
@@ -73,6 +77,10 @@ impl PortForward {
                 listeners.spawn(accept(listener, connection.clone(), pair.guest));
             }
             tokio::select! {
+                vm_ended = owner.wait(vm.id.as_str(), State::Stopped) => Err(match vm_ended {
+                    Ok(vm) => anyhow::anyhow!("{} has stopped, and its ports with it", vm.name),
+                    Err(error) => error.into(),
+                }.into()),
                 () = connection.closed() => Err(anyhow::anyhow!("the owner of the VMs has ended; run the command again").into()),
                 _ = listeners.join_next() => Err(anyhow::anyhow!("cannot accept connections any more").into()),
             }

@@ -56,7 +56,13 @@ impl Shown {
             created: show_time(vm.created),
             started: vm.started.map(show_time),
             ended: vm.ended.map(show_time),
-            ports: vm.ports.iter().map(|port| format!("{}->{}/tcp", port.host, port.guest)).collect(),
+            // What has stopped listens on nothing.
+            ports: vm
+                .ports
+                .iter()
+                .filter(|_| vm.state != State::Stopped)
+                .map(|port| format!("{}->{}/tcp", port.host, port.guest))
+                .collect(),
             labels: vm.labels.clone(),
             status: status(vm, now),
             age: show_age(vm.created, now),
@@ -107,6 +113,10 @@ impl Row for Shown {
             self.status.clone(),
             self.ports.join(", "),
         ]
+    }
+
+    fn id(&self) -> String {
+        self.id.clone()
     }
 
     fn name(&self) -> String {

@@ -1,6 +1,7 @@
 //! `imp run`: image, VM, program, exit status.
 
 mod env_file;
+mod explain;
 pub(crate) mod flags;
 mod names;
 mod spec;
@@ -9,16 +10,19 @@ mod spec_tests;
 mod timings;
 
 use std::path::Path;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use imp_embedded::Owner;
-use imp_embedded::client::{Attached, AttachedStdin, Attachment};
+use imp_embedded::client::{Attached, AttachedStdin, Attachment, Running};
 use imp_protocol::process::Exit;
 use imp_runtime::spec::{BaseDisk, CopiedMount, Terminal, VmSpec};
 use imp_runtime::status::{Outcome as VmOutcome, Stage, State, VmStatus};
 use imp_storage::image::config::ImageConfig;
+use tokio::signal::unix::SignalKind;
 
+pub(crate) use explain::explain;
 pub(crate) use flags::Run;
 use timings::Timings;
 
@@ -27,7 +31,7 @@ use crate::context::Context;
 use crate::exit::{Failure, OWN_FAILURE, Outcome};
 use crate::output;
 use crate::progress::Detail;
-use crate::session::{self, End, Program, Signals, Stdin, Wiring, Written};
+use crate::session::{self, End, Interrupts, Program, Signals, Stdin, Wiring, Written, exit_status};
 use crate::terminal;
 
 /// How long the owner may be away while another takes over, in the midst of a run.
@@ -39,7 +43,7 @@ impl Run {
     }
 
     fn checked_run(self, context: &Context) -> anyhow::Result<u8> {
-        if self.tty && self.interactive && !terminal::is_terminal(std::io::stdin()) {
+        if self.tty && self.interactive && !self.detach && !terminal::is_terminal(std::io::stdin()) {
             bail!("-t with -i needs a terminal, and the input is none; leave -t out to pipe something in");
         }
         let mut timings = Timings::start();
@@ -112,22 +116,46 @@ impl Run {
         prepared: Prepared,
         mut timings: Timings,
     ) -> anyhow::Result<u8> {
-        let owner = context.owner().await?;
+        // Before this, a signal ends the command: there is nothing yet that it would leave.
+        let mut interrupts = Interrupts::catch()?;
+        let owner = tokio::select! {
+            owner = context.owner() => owner?,
+            kind = interrupts.next() => return Ok(exit_status(kind)),
+        };
         timings.stage("owner found");
-        let vm = owner.create(&prepared.spec).await?;
+        let vm = match create(&owner, &prepared.spec, &mut interrupts).await? {
+            Created::Vm(vm) => vm,
+            Created::Interrupted { vm: Some(vm), kind } => {
+                return cancel(&owner, &vm, kind, &mut interrupts).await;
+            }
+            Created::Interrupted { vm: None, kind } => return Ok(exit_status(kind)),
+        };
         timings.stage("VM on record");
         if self.detach {
-            owner.start(vm.id.as_str()).await?;
-            return self.leave_running(&owner, &vm).await;
+            let left = async {
+                owner.start(vm.id.as_str()).await?;
+                self.leave_running(&owner, &vm).await
+            };
+            return tokio::select! {
+                left = left => left,
+                kind = interrupts.next() => cancel(&owner, &vm, kind, &mut interrupts).await,
+            };
         }
-        // Attached before the start: nothing of the output is missed.
-        let attached = owner.attach(vm.id.as_str(), self.attachment(0)).await?;
         let start = Instant::now();
-        // Asked for beside the run: a VM with --rm is gone in the end.
-        let running = self.timings.then(|| tokio::spawn(until_running(owner.clone(), vm.id.to_string())));
-        owner.start(vm.id.as_str()).await?;
+        let begin = async {
+            // Attached before the start: nothing of the output is missed.
+            let attached = owner.attach(vm.id.as_str(), self.attachment(0)).await?;
+            // Asked for beside the run: a VM with --rm is gone in the end.
+            let running = self.timings.then(|| tokio::spawn(until_running(owner.clone(), vm.id.to_string())));
+            owner.start(vm.id.as_str()).await?;
+            anyhow::Ok((attached, running))
+        };
+        let (attached, running) = tokio::select! {
+            begun = begin => begun?,
+            kind = interrupts.next() => return cancel(&owner, &vm, kind, &mut interrupts).await,
+        };
         let mut written = Written::default();
-        let code = self.foreground(context, owner, &vm, attached, &mut written).await?;
+        let code = self.foreground(context, owner, &vm, attached, &mut interrupts, &mut written).await?;
         if let Some(running) = running {
             timings.vm_stages(start, &running.await.unwrap_or_default());
             if let Some(at) = written.first {
@@ -174,6 +202,7 @@ impl Run {
         mut owner: Owner,
         vm: &VmStatus,
         attached: Attached,
+        interrupts: &mut Interrupts,
         written: &mut Written,
     ) -> anyhow::Result<u8> {
         let wiring = Wiring {
@@ -184,12 +213,16 @@ impl Run {
         };
         let mut program = Program::Main(Box::new(attached));
         loop {
-            let end = match session::run(&mut program, &wiring, written).await {
+            let end = match session::run(&mut program, &wiring, interrupts, written).await {
                 Ok(end) => end,
                 // Input that was on its way may be lost with the owner; output is not: the guest keeps it.
                 Err(error) if is_lost(&error) && !self.interactive => {
-                    owner =
-                        tokio::time::timeout(OWNER_CHANGES, context.owner()).await.unwrap_or(Err(error))?;
+                    owner = tokio::select! {
+                        owner = tokio::time::timeout(OWNER_CHANGES, context.owner()) => {
+                            owner.unwrap_or(Err(error))?
+                        }
+                        kind = interrupts.next() => return Ok(left_running(vm, kind)),
+                    };
                     program = Program::Main(Box::new(
                         owner.attach(vm.id.as_str(), self.attachment(written.bytes)).await?,
                     ));
@@ -201,11 +234,17 @@ impl Run {
                     );
                 }
             };
-            return self.conclude(&owner, vm, end).await;
+            return self.conclude(&owner, vm, end, interrupts).await;
         }
     }
 
-    async fn conclude(&self, owner: &Owner, vm: &VmStatus, end: End) -> anyhow::Result<u8> {
+    async fn conclude(
+        &self,
+        owner: &Owner,
+        vm: &VmStatus,
+        end: End,
+        interrupts: &mut Interrupts,
+    ) -> anyhow::Result<u8> {
         match end {
             End::Exited(exit) => {
                 if let Exit::NotStarted { reason, .. } = &exit {
@@ -217,8 +256,11 @@ impl Run {
                     );
                 }
                 if self.rm {
-                    // The machine still goes down; an error says that it is gone already.
-                    let _ = owner.wait(vm.id.as_str(), State::Stopped).await;
+                    // The machine still goes down, also when nobody waits for it; an error says that it is gone already.
+                    tokio::select! {
+                        _ = owner.wait(vm.id.as_str(), State::Stopped) => {}
+                        _ = interrupts.next() => {}
+                    }
                 }
                 Ok(exit.code())
             }
@@ -230,17 +272,65 @@ impl Run {
                 output::say(&format!("\ndetached; `imp attach {}` goes back", vm.name));
                 Ok(0)
             }
-            End::Interrupted(signal) => {
-                owner.kill(vm.id.as_str(), "").await?;
-                Ok(signal.saturating_add(128))
-            }
-            End::Impatient(signal) => {
-                output::say(&format!("{} goes on; `imp kill {}` ends it", vm.name, vm.name));
-                Ok(signal.saturating_add(128))
-            }
+            End::Interrupted(kind) => cancel(owner, vm, kind, interrupts).await,
+            End::LeftRunning(kind) => Ok(left_running(vm, kind)),
             End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
         }
     }
+}
+
+/// What came of the creation of a VM.
+enum Created {
+    Vm(VmStatus),
+    /// A signal came meanwhile; without a VM, two.
+    Interrupted {
+        vm: Option<VmStatus>,
+        kind: SignalKind,
+    },
+}
+
+/// Not called off half way: what was made must be known, to be removed. A second signal does not wait for that.
+async fn create(owner: &Owner, spec: &VmSpec, interrupts: &mut Interrupts) -> anyhow::Result<Created> {
+    let mut creation = pin!(owner.create(spec));
+    let mut interrupted = None;
+    loop {
+        tokio::select! {
+            vm = &mut creation => {
+                let vm = vm?;
+                return Ok(match interrupted {
+                    None => Created::Vm(vm),
+                    Some(kind) => Created::Interrupted { vm: Some(vm), kind },
+                });
+            }
+            kind = interrupts.next() => match interrupted {
+                None => interrupted = Some(kind),
+                Some(kind) => return Ok(Created::Interrupted { vm: None, kind }),
+            },
+        }
+    }
+}
+
+/// Takes a VM away whose program has not started. A second signal does not wait for that.
+async fn cancel(
+    owner: &Owner,
+    vm: &VmStatus,
+    kind: SignalKind,
+    interrupts: &mut Interrupts,
+) -> anyhow::Result<u8> {
+    tokio::select! {
+        removed = owner.remove(vm.id.as_str(), Running::EndFirst) => if let Err(error) = removed {
+            output::warn(&format!("{error:#}; `imp rm -f {}` removes the VM", vm.name));
+        },
+        _ = interrupts.next() => {
+            output::warn(&format!("the VM may be left; `imp rm -f {}` removes it", vm.name));
+        }
+    }
+    Ok(exit_status(kind))
+}
+
+fn left_running(vm: &VmStatus, kind: SignalKind) -> u8 {
+    output::say(&format!("{} goes on; `imp kill {}` ends it", vm.name, vm.name));
+    exit_status(kind)
 }
 
 struct Prepared {
@@ -263,26 +353,4 @@ fn absolute(path: &Path, what: &str) -> anyhow::Result<std::path::PathBuf> {
 
 pub(crate) fn is_lost(error: &anyhow::Error) -> bool {
     error.downcast_ref::<imp_embedded::client::Error>().is_some_and(imp_embedded::client::Error::is_lost)
-}
-
-/// Says why a VM failed, with the console's last lines.
-pub(crate) fn explain(status: &VmStatus) {
-    match &status.outcome {
-        Some(VmOutcome::Failed { failure, console }) => {
-            output::complain(&format!("{}: {failure}", status.name));
-            for line in console {
-                output::say(&format!("  | {}", output::printable(line)));
-            }
-        }
-        Some(VmOutcome::NotStarted { why, .. }) => {
-            output::complain(&format!("{}: the program could not be started: {why}", status.name));
-        }
-        Some(
-            VmOutcome::Exited { .. }
-            | VmOutcome::Signalled { .. }
-            | VmOutcome::Killed
-            | VmOutcome::PoweredOff,
-        )
-        | None => {}
-    }
 }

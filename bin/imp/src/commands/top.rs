@@ -42,7 +42,12 @@ struct Shown {
     memory_total_bytes: u64,
     /// Of the VMM on the host.
     host_resident_bytes: u64,
+    /// Pages that this VMM alone has.
     host_private_bytes: u64,
+    /// Pages that others have, too.
+    host_shared_bytes: u64,
+    /// Each page by the number of those who have it: over all VMs these add up.
+    host_proportional_bytes: u64,
     disk_used_bytes: u64,
     network_received_bytes: Option<u64>,
     network_sent_bytes: Option<u64>,
@@ -61,6 +66,8 @@ impl Shown {
             memory_total_bytes: usage.memory_bytes,
             host_resident_bytes: usage.host_resident_bytes,
             host_private_bytes: usage.host_private_bytes,
+            host_shared_bytes: usage.host_shared_bytes,
+            host_proportional_bytes: usage.host_proportional_bytes,
             disk_used_bytes: usage.scratch_bytes,
             network_received_bytes: guest.map(|guest| guest.network_received_bytes),
             network_sent_bytes: guest.map(|guest| guest.network_sent_bytes),
@@ -71,7 +78,7 @@ impl Shown {
 
 impl Row for Shown {
     const HEADINGS: &'static [&'static str] =
-        &["ID", "NAME", "CPU", "MEMORY / LIMIT", "HOST MEMORY", "DISK", "NET IN / OUT", "PROCESSES"];
+        &["ID", "NAME", "CPU", "MEMORY / LIMIT", "HOST OWN + SHARED", "DISK", "NET IN / OUT", "PROCESSES"];
 
     fn cells(&self) -> Vec<String> {
         let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), show_bytes);
@@ -80,11 +87,15 @@ impl Row for Shown {
             self.name.clone(),
             format!("{:.1} %", self.cpu_percent),
             format!("{} / {}", bytes(self.memory_used_bytes), show_bytes(self.memory_total_bytes)),
-            show_bytes(self.host_resident_bytes),
+            format!("{} + {}", show_bytes(self.host_private_bytes), show_bytes(self.host_shared_bytes)),
             show_bytes(self.disk_used_bytes),
             format!("{} / {}", bytes(self.network_received_bytes), bytes(self.network_sent_bytes)),
             self.processes.map_or_else(|| "?".to_owned(), |processes| processes.to_string()),
         ]
+    }
+
+    fn id(&self) -> String {
+        self.id.clone()
     }
 
     fn name(&self) -> String {
@@ -159,5 +170,12 @@ mod tests {
     fn a_guest_that_does_not_answer_is_shown_without_its_part() {
         let usage = Usage { id: "a".into(), memory_bytes: 1 << 20, ..Usage::default() };
         assert_eq!(Shown::new(&usage, 0.0).cells().get(3).unwrap(), "? / 1.0 MiB");
+    }
+
+    #[test]
+    fn memory_on_the_host_is_told_apart_into_own_and_shared() {
+        let (own, shared) = (3 << 20, 1 << 20);
+        let usage = Usage { host_private_bytes: own, host_shared_bytes: shared, ..Usage::default() };
+        assert_eq!(Shown::new(&usage, 0.0).cells().get(4).unwrap(), "3.0 MiB + 1.0 MiB");
     }
 }

@@ -1,6 +1,7 @@
 //! What a VM may reach: a policy of networks, ports and names.
 
 mod name;
+mod text;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,6 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 pub use name::{DomainName, NamePattern, PatternError};
+pub use text::{AllowError, Cidr};
 
 use crate::spec::Transport;
 

@@ -5,7 +5,7 @@
     expect(clippy::wildcard_imports, reason = "it uses nearly every name, and all are the kernel's")
 )]
 use super::kernel::*;
-use super::model::{Action, Field, Match, Rule, Test};
+use super::model::{Action, Field, IpVersion, Match, Rule, Test};
 use crate::netlink::Attributes;
 
 /// What the rule does, as the list of expressions that the kernel runs.
@@ -24,6 +24,12 @@ pub(super) fn expressions(rule: &Rule) -> Vec<u8> {
                     Attributes::default().text(NFTA_LOOKUP_SET, set).u32(NFTA_LOOKUP_SREG, NFT_REG32_00),
                 );
             }
+            Match::ConnectionsOver(count) => list.push(
+                "connlimit",
+                Attributes::default()
+                    .u32(NFTA_CONNLIMIT_COUNT, *count)
+                    .u32(NFTA_CONNLIMIT_FLAGS, NFT_CONNLIMIT_F_INV),
+            ),
         }
     }
     list.act(&rule.action);
@@ -150,7 +156,7 @@ impl Expressions {
                 self.immediate(NFT_REG32_00 + words, &port.to_be_bytes());
                 self.redirect(family, words);
             }
-            Action::SendByMap(fields, map) => {
+            Action::SendByMap(fields, map, version) => {
                 self.load_all(fields);
                 self.push(
                     "lookup",
@@ -159,7 +165,10 @@ impl Expressions {
                         .u32(NFTA_LOOKUP_SREG, NFT_REG32_00)
                         .u32(NFTA_LOOKUP_DREG, NFT_REG32_00),
                 );
-                self.redirect(NFPROTO_IPV4, 1);
+                match version {
+                    IpVersion::V4 => self.redirect(NFPROTO_IPV4, 1),
+                    IpVersion::V6 => self.redirect(NFPROTO_IPV6, 4),
+                }
             }
         }
     }

@@ -85,6 +85,8 @@ pub(super) const NFTA_FIB_RESULT: u16 = 2;
 pub(super) const NFTA_FIB_FLAGS: u16 = 3;
 pub(super) const NFTA_REJECT_TYPE: u16 = 1;
 pub(super) const NFTA_REJECT_ICMP_CODE: u16 = 2;
+pub(super) const NFTA_CONNLIMIT_COUNT: u16 = 1;
+pub(super) const NFTA_CONNLIMIT_FLAGS: u16 = 2;
 pub(super) const NFTA_NAT_TYPE: u16 = 1;
 pub(super) const NFTA_NAT_FAMILY: u16 = 2;
 pub(super) const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
@@ -99,6 +101,8 @@ pub(super) const NFT_RANGE_EQ: u32 = 0;
 pub(super) const NFT_REJECT_ICMPX_UNREACH: u32 = 2;
 pub(super) const NFT_REJECT_ICMPX_ADMIN_PROHIBITED: u8 = 3;
 pub(super) const NFT_NAT_DNAT: u32 = 1;
+/// Without it the rule holds up to the count, with it from there on.
+pub(super) const NFT_CONNLIMIT_F_INV: u32 = 1;
 
 pub(super) const NFT_PAYLOAD_LL_HEADER: u32 = 0;
 pub(super) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;

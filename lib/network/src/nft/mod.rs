@@ -10,8 +10,8 @@ mod text;
 
 pub(crate) use encode::{add_elements, remove_elements, remove_table, replace_table};
 pub use model::{
-    Action, Chain, ChainShape, Element, Family, Field, Hook, KeyPart, Match, Policy, Rule, Set, Table,
-    TableId, TableShape, Test,
+    Action, Chain, ChainShape, Element, Family, Field, Hook, IpVersion, KeyPart, Match, Policy, Rule, Set,
+    Table, TableId, TableShape, Test,
 };
 pub(crate) use read::{dropping_forward_chains, elements, tables_named};
 

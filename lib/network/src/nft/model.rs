@@ -1,7 +1,7 @@
 //! Tables, chains, rules and sets, as far as this project uses them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use crate::names::DeviceName;
 use crate::spec::Transport;
@@ -72,6 +72,8 @@ pub enum Match {
     Field(Field, Test),
     /// The fields, one behind the other, are an element of the set.
     InSet(Vec<Field>, &'static str),
+    /// So many of the connections that came to this rule are there still.
+    ConnectionsOver(u32),
 }
 
 /// What a packet is asked for.
@@ -120,8 +122,14 @@ pub enum Action {
     Masquerade,
     /// To another address and port.
     SendTo(IpAddr, u16),
-    /// To the IPv4 address and port that the map has for the fields; nothing happens if it has none.
-    SendByMap(Vec<Field>, &'static str),
+    /// To the address and port that the map has for the fields; nothing happens if it has none.
+    SendByMap(Vec<Field>, &'static str, IpVersion),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IpVersion {
+    V4,
+    V6,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -268,8 +276,11 @@ impl Element {
         self.key_part(&port.to_be_bytes())
     }
 
-    pub fn leads_to(mut self, address: Ipv4Addr, port: u16) -> Self {
-        self.data.extend(address.octets());
+    pub fn leads_to(mut self, address: IpAddr, port: u16) -> Self {
+        match address {
+            IpAddr::V4(a) => self.data.extend(a.octets()),
+            IpAddr::V6(a) => self.data.extend(a.octets()),
+        }
         self.data.extend(port.to_be_bytes());
         self.data.extend([0, 0]);
         self
@@ -280,11 +291,5 @@ impl Set {
     /// The key's bytes.
     pub(super) fn key_length(parts: &[KeyPart]) -> u32 {
         parts.iter().map(|part| if *part == KeyPart::Ipv6 { 16 } else { 4 }).sum()
-    }
-}
-
-impl From<Ipv4Addr> for Element {
-    fn from(address: Ipv4Addr) -> Self {
-        Self::default().address(address.into())
     }
 }

@@ -150,6 +150,12 @@ impl Rule {
         self.with(Field::ConnectionStatus, Test::AnyOf(1 << 5))
     }
 
+    /// Of one connection more than so many, counted by this rule.
+    pub fn connections_over(mut self, count: u32) -> Self {
+        self.matches.push(Match::ConnectionsOver(count));
+        self
+    }
+
     pub fn to_this_machine(self) -> Self {
         const RTN_LOCAL: u32 = 2;
         self.with(Field::DestinationKind, Test::Is(RTN_LOCAL.to_ne_bytes().into()))

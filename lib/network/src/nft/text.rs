@@ -12,6 +12,7 @@ impl fmt::Display for Rule {
             match one {
                 Match::Field(field, test) => write!(f, "{} {} ", name(*field), value(*field, test))?,
                 Match::InSet(fields, set) => write!(f, "{} @{set} ", names(fields))?,
+                Match::ConnectionsOver(count) => write!(f, "ct count over {count} ")?,
             }
         }
         match &self.action {
@@ -22,7 +23,7 @@ impl fmt::Display for Rule {
             Action::SendTo(address, port) => {
                 write!(f, "dnat to {}", std::net::SocketAddr::new(*address, *port))
             }
-            Action::SendByMap(fields, map) => write!(f, "dnat to {} map @{map}", names(fields)),
+            Action::SendByMap(fields, map, _) => write!(f, "dnat to {} map @{map}", names(fields)),
         }
     }
 }

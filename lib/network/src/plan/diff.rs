@@ -80,18 +80,8 @@ fn make_devices(
     there: &SeenSide,
     seen: &Seen,
 ) {
+    make_taps(steps, vm, side, there);
     let place = Place::Vm(vm.clone());
-    for (device, wanted) in &side.links.devices {
-        let DeviceKind::Tap(owner) = wanted.kind else { continue };
-        let found = there.links.devices.get(device).map(|d| d.kind);
-        if found == Some(wanted.kind) {
-            continue;
-        }
-        if found.is_some() {
-            steps.push(Step::RemoveDevice { place: place.clone(), device: device.clone() });
-        }
-        steps.push(Step::MakeTap { vm: vm.clone(), owner });
-    }
     let at_host = seen.host.links.devices.contains_key(uplink);
     let at_vm = there.links.devices.contains_key(&DeviceName::uplink());
     // A lone end belongs to a namespace that was replaced: its other end is out of reach, and goes with it.
@@ -106,7 +96,22 @@ fn make_devices(
     }
 }
 
-fn tables(steps: &mut Vec<Step>, place: &Place, wanted: &WantedSide, seen: &SeenSide) {
+pub(super) fn make_taps(steps: &mut Vec<Step>, vm: &VmName, side: &WantedSide, there: &SeenSide) {
+    for (device, wanted) in &side.links.devices {
+        let DeviceKind::Tap(owner) = wanted.kind else { continue };
+        let found = there.links.devices.get(device).map(|d| d.kind);
+        if found == Some(wanted.kind) {
+            continue;
+        }
+        if found.is_some() {
+            let place = Place::Vm(vm.clone());
+            steps.push(Step::RemoveDevice { place, device: device.clone() });
+        }
+        steps.push(Step::MakeTap { vm: vm.clone(), owner });
+    }
+}
+
+pub(super) fn tables(steps: &mut Vec<Step>, place: &Place, wanted: &WantedSide, seen: &SeenSide) {
     for table in &wanted.tables {
         // The tap's table goes with the tap.
         let tap_made =
@@ -118,7 +123,7 @@ fn tables(steps: &mut Vec<Step>, place: &Place, wanted: &WantedSide, seen: &Seen
 }
 
 /// Settings, devices, addresses, neighbours and routes.
-fn fit(steps: &mut Vec<Step>, place: &Place, wanted: &Links, seen: &Links) {
+pub(super) fn fit(steps: &mut Vec<Step>, place: &Place, wanted: &Links, seen: &Links) {
     let remade: BTreeSet<DeviceName> = steps.iter().flat_map(|step| made_by(step, place)).collect();
     let about_remade =
         |setting: &str| remade.iter().any(|d| setting.split('/').any(|part| part == d.as_str()));

@@ -1,17 +1,22 @@
 //! The host's side: the uplinks' ends, forwarding, address translation, isolation, published ports.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{Device, DeviceKind, HOST_END_MAC, HostFacts, Links, Neighbour, VM_END_MAC};
 use crate::egress::always_refused;
 use crate::names::{SiteName, VmName};
-use crate::nft::{Action, Chain, Element, Family, Field, Hook, KeyPart, Policy, Rule, Set, Table, TableId};
+use crate::nft::{
+    Action, Chain, Element, Family, Field, Hook, IpVersion, KeyPart, Policy, Rule, Set, Table, TableId,
+};
 use crate::spec::{Outside, PublishOn, Site, VmNetwork};
 
 const PUBLISHED_AT: &str = "published_at";
 const PUBLISHED: &str = "published";
+const PUBLISHED6_AT: &str = "published6_at";
+const PUBLISHED6: &str = "published6";
 
 /// More than the ports of both protocols.
 const MOST_PUBLISHED: u32 = 1 << 17;
@@ -84,11 +89,11 @@ pub(super) fn table(site: &Site, vms: &BTreeMap<VmName, VmNetwork>) -> Table {
     let uplinks = site.name.prefix();
     Table {
         id: id(&site.name),
-        sets: sets(vms),
+        sets: sets(site, vms),
         chains: vec![
             chain("early", Hook::Early, early(site, &uplinks)),
-            chain("published_in", Hook::NatIn, published()),
-            chain("published_local", Hook::NatLocal, published()),
+            chain("published_in", Hook::NatIn, published(site)),
+            chain("published_local", Hook::NatLocal, published(site)),
             chain("input", Hook::Input, input(&uplinks)),
             chain("forward", Hook::Forward, forward(&uplinks)),
             chain("nat_out", Hook::NatOut, nat_out(site, &uplinks)),
@@ -115,15 +120,24 @@ fn early(site: &Site, uplinks: &str) -> Vec<Rule> {
     rules
 }
 
-fn published() -> Vec<Rule> {
-    let at = vec![Field::Destination4, Field::Transport, Field::DestinationPort];
-    let port = vec![Field::Transport, Field::DestinationPort];
-    vec![
-        Rule::new("ports published at one address", Action::SendByMap(at, PUBLISHED_AT)).ipv4(),
-        Rule::new("ports published at every address", Action::SendByMap(port, PUBLISHED))
-            .ipv4()
-            .to_this_machine(),
-    ]
+fn published(site: &Site) -> Vec<Rule> {
+    let port = [Field::Transport, Field::DestinationPort];
+    let at = |address, map, version| {
+        let fields = [vec![address], port.to_vec()].concat();
+        Rule::new("ports published at one address", Action::SendByMap(fields, map, version))
+    };
+    let everywhere = |map, version| {
+        Rule::new("ports published at every address", Action::SendByMap(port.to_vec(), map, version))
+    };
+    let mut rules = vec![
+        at(Field::Destination4, PUBLISHED_AT, IpVersion::V4).ipv4(),
+        everywhere(PUBLISHED, IpVersion::V4).ipv4().to_this_machine(),
+    ];
+    if site.pool.ipv6().is_some() {
+        rules.push(at(Field::Destination6, PUBLISHED6_AT, IpVersion::V6).ipv6());
+        rules.push(everywhere(PUBLISHED6, IpVersion::V6).ipv6().to_this_machine());
+    }
+    rules
 }
 
 fn input(uplinks: &str) -> Vec<Rule> {
@@ -154,12 +168,16 @@ fn nat_out(site: &Site, uplinks: &str) -> Vec<Rule> {
             .ipv4()
             .source(loopback)
             .to_any(uplinks),
-        Rule::new("published ports used by a VM", Action::Masquerade)
-            .ipv4()
-            .source(pool)
-            .destination_known(pool)
-            .redirected(),
     ];
+    for net in std::iter::once(pool).chain(site.pool.ipv6().map(IpNet::V6)) {
+        rules.push(
+            Rule::new("published ports used by a VM", Action::Masquerade)
+                .family_of(net)
+                .source(net)
+                .destination_known(net)
+                .redirected(),
+        );
+    }
     match site.outside {
         Outside::Routed => {}
         Outside::Masquerade => {
@@ -175,25 +193,48 @@ fn nat_out(site: &Site, uplinks: &str) -> Vec<Rule> {
     rules
 }
 
-fn sets(vms: &BTreeMap<VmName, VmNetwork>) -> Vec<Set> {
-    let leads_to = vec![KeyPart::Ipv4, KeyPart::Port];
-    let map = |name, key| Set {
+fn sets(site: &Site, vms: &BTreeMap<VmName, VmNetwork>) -> Vec<Set> {
+    let mut sets: Vec<Set> =
+        [(PUBLISHED_AT, PUBLISHED, KeyPart::Ipv4), (PUBLISHED6_AT, PUBLISHED6, KeyPart::Ipv6)]
+            .into_iter()
+            .filter(|(_, _, version)| *version == KeyPart::Ipv4 || site.pool.ipv6().is_some())
+            .flat_map(|(at, everywhere, version)| {
+                [
+                    map(at, vec![version, KeyPart::Transport, KeyPart::Port], version),
+                    map(everywhere, vec![KeyPart::Transport, KeyPart::Port], version),
+                ]
+            })
+            .collect();
+    for (vm, port) in vms.values().flat_map(|vm| vm.publish.iter().map(move |port| (vm, port))) {
+        let (name, begin) = match port.on {
+            PublishOn::Address(address) if address.is_ipv6() => {
+                (PUBLISHED6_AT, Element::default().address(address))
+            }
+            PublishOn::Address(address) => (PUBLISHED_AT, Element::default().address(address)),
+            PublishOn::AnyIpv4 => (PUBLISHED, Element::default()),
+            PublishOn::AnyIpv6 => (PUBLISHED6, Element::default()),
+        };
+        let to = match (port.is_ipv6(), vm.link.ipv6) {
+            (false, _) => Some(IpAddr::V4(vm.link.ipv4.vm)),
+            (true, ends) => ends.map(|ends| IpAddr::V6(ends.vm)),
+        };
+        let set = sets.iter_mut().find(|set| set.name == name);
+        // A VM without IPv6 publishes nothing over it: it was refused.
+        if let (Some(set), Some(to)) = (set, to) {
+            let element = begin.transport(port.transport).port(port.host_port);
+            set.elements.insert(element.leads_to(to, port.guest_port));
+        }
+    }
+    sets
+}
+
+fn map(name: &'static str, key: Vec<KeyPart>, leads_to: KeyPart) -> Set {
+    Set {
         name,
         key,
-        data: leads_to.clone(),
+        data: vec![leads_to, KeyPart::Port],
         timed: false,
         size: MOST_PUBLISHED,
         elements: BTreeSet::new(),
-    };
-    let mut at = map(PUBLISHED_AT, vec![KeyPart::Ipv4, KeyPart::Transport, KeyPart::Port]);
-    let mut everywhere = map(PUBLISHED, vec![KeyPart::Transport, KeyPart::Port]);
-    for (vm, port) in vms.values().flat_map(|vm| vm.publish.iter().map(move |port| (vm, port))) {
-        let (to, begin) = match port.on {
-            PublishOn::Address(address) => (&mut at, Element::from(address)),
-            PublishOn::AnyAddress => (&mut everywhere, Element::default()),
-        };
-        let element = begin.transport(port.transport).port(port.host_port);
-        to.elements.insert(element.leads_to(vm.link.ipv4.vm, port.guest_port));
     }
-    vec![at, everywhere]
 }

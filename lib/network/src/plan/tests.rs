@@ -10,13 +10,13 @@ use crate::spec::{Guest, Outside, Publish, PublishOn, Transport};
 
 fn site(outside: Outside) -> Site {
     let pool = Pool::new("10.77.0.0/16".parse().unwrap(), Some("fd77::/64".parse().unwrap())).unwrap();
-    Site { name: "imp".parse().unwrap(), pool, outside, mtu: 1500 }
+    Site { name: "imp".parse().unwrap(), pool, outside, mtu: 1500, connections: 4096 }
 }
 
 fn facts() -> HostFacts {
     let device: DeviceName = "eth0".parse().unwrap();
     let routes = vec![HostRoute { to: "0.0.0.0/0".parse().unwrap(), device: device.clone() }];
-    HostFacts { routes, advertised: [device].into(), ipv6: true }
+    HostFacts { routes, advertised: [device].into(), ipv6: true, outward_mtu: 1500 }
 }
 
 fn guest() -> Guest {
@@ -57,6 +57,7 @@ fn an_open_policy_lets_all_out_but_metadata() {
         [
             "ct state established,related accept",
             "ct state invalid drop",
+            "iifname tap0 oifname uplink0 ct count over 4096 drop",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 169.254.0.0/16 reject",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 168.63.129.16 reject",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 100.100.100.200 reject",
@@ -83,9 +84,9 @@ fn a_closed_policy_lists_what_opens_and_refuses_the_rest() {
         ]);
         vm.egress.refuse = vec!["10.1.2.0/24".parse().unwrap()];
     });
-    // The first six are as above. Without IPv6 its networks are not spoken of.
+    // The first seven are as above. Without IPv6 its networks are not spoken of.
     assert_eq!(
-        rules(&wanted, Family::Inet, "forward")[6..],
+        rules(&wanted, Family::Inet, "forward")[7..],
         [
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 10.1.2.0/24 reject",
             "iifname tap0 oifname uplink0 meta nfproto ipv4 ip daddr 10.0.0.0/8 meta l4proto tcp th dport 80 accept",
@@ -164,7 +165,7 @@ fn loopback_is_routed_only_for_ports_that_are_published_on_it() {
     assert_eq!(setting(&one(|_| {})), "0");
     let elsewhere = PublishOn::Address([192, 0, 2, 1].into());
     assert_eq!(setting(&one(|vm| vm.publish.push(publish(elsewhere)))), "0");
-    assert_eq!(setting(&one(|vm| vm.publish.push(publish(PublishOn::AnyAddress)))), "1");
+    assert_eq!(setting(&one(|vm| vm.publish.push(publish(PublishOn::AnyIpv4)))), "1");
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{Device, DeviceKind, HOST_END_MAC, HostFacts, Links, Neighbour, Route, VM_END_MAC};
-use crate::egress::{Allow, Otherwise, Ports, always_refused};
+use crate::egress::{Allow, Egress, Otherwise, Ports, always_refused};
 use crate::names::{DeviceName, SiteName};
 use crate::nft::{Action, Chain, Element, Family, Field, Hook, KeyPart, Policy, Rule, Set, Table, TableId};
-use crate::spec::{Mac, Site, Transport, VmNetwork};
+use crate::spec::{Guest, Mac, Site, Transport, VmNetwork};
 
 /// Addresses that names opened, for every port and protocol.
 const NAMED4: &str = "named4";
@@ -23,6 +23,9 @@ const MOST_NAMED: u32 = 8192;
 
 const DNS: u16 = 53;
 
+/// Conversations with the gateway that a VM may have open at once.
+const MOST_QUESTIONS: u32 = 512;
+
 mod ether_type {
     pub(super) const IPV4: u16 = 0x0800;
     pub(super) const ARP: u16 = 0x0806;
@@ -34,6 +37,9 @@ mod icmp6 {
     pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
     pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 }
+
+/// Messages of ICMPv6 by which neighbours find each other.
+pub(super) const NEIGHBOURS: [u8; 2] = [icmp6::NEIGHBOUR_SOLICITATION, icmp6::NEIGHBOUR_ADVERTISEMENT];
 
 pub(crate) fn id(site: &SiteName) -> TableId {
     TableId { family: Family::Inet, name: site.table().to_owned() }
@@ -107,8 +113,7 @@ pub(super) fn links(site: &Site, vm: &VmNetwork, facts: &HostFacts) -> Links {
 }
 
 /// What the tap may receive from the guest at all: its own MAC address with its own addresses.
-pub(super) fn spoofing_table(site: &Site, vm: &VmNetwork) -> Table {
-    let guest = &vm.guest;
+pub(super) fn spoofing_table(site: &SiteName, guest: &Guest) -> Table {
     let own4 = IpNet::V4(guest.address().into());
     let mut rules = vec![
         Rule::new("not the guest's MAC", Action::Drop).ether_source_is_not(guest.mac()),
@@ -135,7 +140,7 @@ pub(super) fn spoofing_table(site: &Site, vm: &VmNetwork) -> Table {
         rules.push(from(unspecified).icmp6(icmp6::NEIGHBOUR_SOLICITATION));
     }
     Table {
-        id: TableId { family: Family::Netdev, name: site.name.table().to_owned() },
+        id: TableId { family: Family::Netdev, name: site.table().to_owned() },
         sets: Vec::new(),
         chains: vec![Chain {
             name: "from_guest",
@@ -150,11 +155,11 @@ pub(super) fn table(site: &Site, vm: &VmNetwork) -> Table {
     let chain = |name, hook, policy, rules| Chain { name, hook, policy, rules };
     Table {
         id: id(&site.name),
-        sets: sets(vm),
+        sets: sets(&vm.egress),
         chains: vec![
             chain("published", Hook::NatIn, Policy::Accept, published(vm)),
-            chain("input", Hook::Input, Policy::Drop, input(vm)),
-            chain("forward", Hook::Forward, Policy::Drop, forward(vm)),
+            chain("input", Hook::Input, Policy::Drop, input(&vm.guest)),
+            chain("forward", Hook::Forward, Policy::Drop, forward(site, vm)),
             chain("nat_out", Hook::NatOut, Policy::Accept, nat_out()),
         ],
     }
@@ -162,23 +167,37 @@ pub(super) fn table(site: &Site, vm: &VmNetwork) -> Table {
 
 fn published(vm: &VmNetwork) -> Vec<Rule> {
     let ports: BTreeSet<(Transport, u16)> = vm.publish.iter().map(|p| (p.transport, p.guest_port)).collect();
-    ports
-        .into_iter()
-        .map(|(transport, port)| {
-            Rule::new("published ports", Action::SendTo(vm.guest.address().into(), port))
+    let ipv6 = vm.link.ipv6.zip(vm.guest.address6());
+    let mut ends = vec![(IpAddr::V4(vm.link.ipv4.vm), IpAddr::V4(vm.guest.address()))];
+    ends.extend(ipv6.map(|(link, guest)| (IpAddr::V6(link.vm), IpAddr::V6(guest))));
+    ends.into_iter()
+        .flat_map(|(uplink, guest)| ports.iter().map(move |port| (uplink, guest, *port)))
+        .map(|(uplink, guest, (transport, port))| {
+            Rule::new("published ports", Action::SendTo(guest, port))
                 .from(&DeviceName::uplink())
-                .destination(IpNet::V4(vm.link.ipv4.vm.into()))
+                .destination(IpNet::from(uplink))
                 .ports(transport, port, port)
         })
         .collect()
 }
 
-fn input(vm: &VmNetwork) -> Vec<Rule> {
-    let tap = DeviceName::tap();
-    let gateway = IpNet::V4(vm.guest.gateway().addr().into());
+fn input(guest: &Guest) -> Vec<Rule> {
     let mut rules = vec![Rule::new("answers", Action::Accept).established()];
+    rules.extend(questions(guest));
+    if guest.address6().is_some() {
+        rules.extend(NEIGHBOURS.map(|kind| Rule::new("neighbours", Action::Accept).ipv6().icmp6(kind)));
+    }
+    rules
+}
+
+/// What the guest may say to its gateway: nothing, but for names and whether it is there.
+pub(super) fn questions(guest: &Guest) -> Vec<Rule> {
+    let tap = DeviceName::tap();
+    let gateway = IpNet::V4(guest.gateway().addr().into());
+    let mut rules =
+        vec![Rule::new("too many questions", Action::Drop).from(&tap).connections_over(MOST_QUESTIONS)];
     let mut gateways = vec![gateway];
-    gateways.extend(vm.guest.gateway6().map(|net| IpNet::V6(net.addr().into())));
+    gateways.extend(guest.gateway6().map(|net| IpNet::V6(net.addr().into())));
     for gateway in gateways {
         for transport in [Transport::Udp, Transport::Tcp] {
             rules.push(
@@ -192,31 +211,35 @@ fn input(vm: &VmNetwork) -> Vec<Rule> {
     rules.push(
         Rule::new("is the gateway there", Action::Accept).from(&tap).icmp_echo().destination_known(gateway),
     );
-    if vm.guest.address6().is_some() {
-        for kind in [icmp6::NEIGHBOUR_SOLICITATION, icmp6::NEIGHBOUR_ADVERTISEMENT] {
-            rules.push(Rule::new("neighbours", Action::Accept).ipv6().icmp6(kind));
-        }
-    }
     rules
 }
 
-fn forward(vm: &VmNetwork) -> Vec<Rule> {
+fn forward(site: &Site, vm: &VmNetwork) -> Vec<Rule> {
     let (tap, uplink) = (DeviceName::tap(), DeviceName::uplink());
-    let speaks = |net: &IpNet| matches!(net, IpNet::V4(_)) || vm.guest.address6().is_some();
-    let out = |why, action| Rule::new(why, action).from(&tap).to(&uplink);
     let mut rules = vec![
         Rule::new("answers", Action::Accept).established(),
         // They are not translated: outside they would be seen with the guest's own address.
         Rule::new("packets of no connection", Action::Drop).of_no_connection(),
     ];
+    rules.extend(policy(&uplink, &vm.guest, &vm.egress, site.connections));
+    rules.push(Rule::new("published ports", Action::Accept).from(&uplink).to(&tap).redirected());
+    rules
+}
+
+/// What becomes of connections that the guest opens; the last rule is for all that no other is for.
+pub(super) fn policy(uplink: &DeviceName, guest: &Guest, egress: &Egress, connections: u32) -> Vec<Rule> {
+    let tap = DeviceName::tap();
+    let speaks = |net: &IpNet| matches!(net, IpNet::V4(_)) || guest.address6().is_some();
+    let out = |why, action| Rule::new(why, action).from(&tap).to(uplink);
+    let mut rules = vec![out("too many connections", Action::Drop).connections_over(connections)];
     for net in always_refused().into_iter().filter(speaks) {
         rules.push(out("metadata and link-local", Action::Reject).destination(net));
     }
-    for net in vm.egress.refuse.iter().filter(|net| speaks(net)) {
+    for net in egress.refuse.iter().filter(|net| speaks(net)) {
         rules.push(out("refused by policy", Action::Reject).destination(*net));
     }
     let mut names = false;
-    for allow in &vm.egress.allow {
+    for allow in &egress.allow {
         match allow {
             Allow::Network { to, ports: Ports::Any } if speaks(to) => {
                 rules.push(out("allowed network", Action::Accept).destination(*to));
@@ -237,16 +260,15 @@ fn forward(vm: &VmNetwork) -> Vec<Rule> {
         let with_port = |address: Field| [vec![address], port.to_vec()].concat();
         rules.push(named().ipv4().in_set(vec![Field::Destination4], NAMED4));
         rules.push(named().ipv4().in_set(with_port(Field::Destination4), NAMED4_PORTS));
-        if vm.guest.address6().is_some() {
+        if guest.address6().is_some() {
             rules.push(named().ipv6().in_set(vec![Field::Destination6], NAMED6));
             rules.push(named().ipv6().in_set(with_port(Field::Destination6), NAMED6_PORTS));
         }
     }
-    rules.push(match vm.egress.otherwise {
+    rules.push(match egress.otherwise {
         Otherwise::Allow => out("everything else", Action::Accept),
         Otherwise::Refuse => out("nothing else", Action::Reject),
     });
-    rules.push(Rule::new("published ports", Action::Accept).from(&uplink).to(&tap).redirected());
     rules
 }
 
@@ -254,8 +276,8 @@ fn nat_out() -> Vec<Rule> {
     vec![Rule::new("many guests have this address", Action::Masquerade).to(&DeviceName::uplink())]
 }
 
-fn sets(vm: &VmNetwork) -> Vec<Set> {
-    if !vm.egress.allow.iter().any(|allow| matches!(allow, Allow::Name { .. })) {
+pub(super) fn sets(egress: &Egress) -> Vec<Set> {
+    if !egress.allow.iter().any(|allow| matches!(allow, Allow::Name { .. })) {
         return Vec::new();
     }
     let set = |name, key| Set {

@@ -12,7 +12,7 @@ use imp_network::spec::{Mac, Outside, Transport, VmNetwork};
 use crate::world::guest::{Guest, udp_frame};
 use crate::world::{DEADLINE, GUEST_MAC, HOST, METADATA, OTHER_SERVER, SERVER, World, at, ip, on_own_host};
 
-fn connected(world: &mut World, egress: Egress) -> (Networks, VmNetwork, Guest) {
+fn connected(world: &mut World<'_>, egress: Egress) -> (Networks, VmNetwork, Guest) {
     let networks = world.networks();
     let vm = world.vm("a", egress);
     networks.connect(vm.clone()).unwrap();
@@ -27,7 +27,7 @@ fn next(arrivals: &Receiver<(SocketAddr, Vec<u8>)>) -> String {
 #[test]
 fn a_spoofed_mac_or_address_goes_nowhere() {
     on_own_host(Outside::Masquerade, |world| {
-        let arrivals = world.collect_udp(9);
+        let arrivals = world.collect_udp(9).unwrap();
         let (_networks, _vm, mut guest) = connected(world, Egress::open());
         let to = at(SERVER, 9);
         let own = [172, 16, 0, 2];
@@ -45,7 +45,7 @@ fn a_spoofed_mac_or_address_goes_nowhere() {
 #[test]
 fn a_guest_that_answers_for_its_gateway_changes_nobodys_mind() {
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         let (networks, vm, mut guest) = connected(world, Egress::open());
         // An ARP answer: the gateway's address, and the uplink's, are at the guest's MAC.
         for address in [[172, 16, 0, 1], vm.link.ipv4.host.octets()] {
@@ -67,7 +67,7 @@ fn metadata_is_refused_whatever_the_policy_allows() {
     let everything = Allow::Network { to: "0.0.0.0/0".parse().unwrap(), ports: Ports::Any };
     for egress in [Egress::open(), Egress::only(vec![everything])] {
         on_own_host(Outside::Masquerade, |world| {
-            let arrivals = world.collect_udp(80);
+            let arrivals = world.collect_udp(80).unwrap();
             let (_networks, _vm, mut guest) = connected(world, egress);
             guest.send(at(METADATA, 80), "metadata");
             guest.until_refused(at(METADATA, 80));
@@ -87,8 +87,8 @@ fn a_closed_policy_opens_the_networks_and_ports_that_it_lists() {
         Allow::Network { to: "198.51.100.7/32".parse().unwrap(), ports: Ports::Any },
     ]);
     on_own_host(Outside::Masquerade, |world| {
-        let (in_range, beyond) = (world.collect_udp(1009), world.collect_udp(1010));
-        world.serve_tcp(1005);
+        let (in_range, beyond) = (world.collect_udp(1009).unwrap(), world.collect_udp(1010).unwrap());
+        world.serve_tcp(1005).unwrap();
         let (_networks, _vm, mut guest) = connected(world, egress);
         guest.send(at(SERVER, 1009), "in range");
         assert_eq!(next(&in_range), "in range");
@@ -105,7 +105,7 @@ fn what_a_policy_refuses_stays_shut_in_an_open_one() {
     let mut egress = Egress::open();
     egress.refuse = vec!["198.51.100.0/24".parse().unwrap()];
     on_own_host(Outside::Masquerade, |world| {
-        let arrivals = world.collect_udp(9);
+        let arrivals = world.collect_udp(9).unwrap();
         let (_networks, _vm, mut guest) = connected(world, egress);
         guest.send(at(OTHER_SERVER, 9), "refused");
         guest.until_refused(at(OTHER_SERVER, 9));
@@ -118,7 +118,7 @@ fn what_a_policy_refuses_stays_shut_in_an_open_one() {
 fn a_vm_reaches_neither_the_host_nor_another_vm() {
     on_own_host(Outside::Masquerade, |world| {
         let host = std::net::UdpSocket::bind(("0.0.0.0", 9)).unwrap();
-        let arrivals = world.collect_udp(9);
+        let arrivals = world.collect_udp(9).unwrap();
         let networks = world.networks();
         let (a, b) = (world.vm("a", Egress::open()), world.vm("b", Egress::open()));
         networks.connect(a.clone()).unwrap();
@@ -146,7 +146,7 @@ fn a_vm_reaches_neither_the_host_nor_another_vm() {
 fn without_ipv6_nothing_of_it_leaves_the_tap() {
     on_own_host(Outside::Masquerade, |world| {
         let (networks, vm, mut guest) = connected(world, Egress::open());
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         // A neighbour solicitation from the unspecified address: what every IPv6 host sends first.
         let mut frame = vec![0x33, 0x33, 0xff, 0, 0, 1];
         frame.extend(GUEST_MAC.0);
@@ -168,7 +168,7 @@ fn without_ipv6_nothing_of_it_leaves_the_tap() {
 #[test]
 fn a_policy_that_is_closed_later_holds_for_what_is_begun_later() {
     on_own_host(Outside::Masquerade, |world| {
-        let arrivals = world.collect_udp(9);
+        let arrivals = world.collect_udp(9).unwrap();
         let (networks, mut vm, mut guest) = connected(world, Egress::open());
         guest.send(at(SERVER, 9), "open");
         assert_eq!(next(&arrivals), "open");
@@ -177,5 +177,35 @@ fn a_policy_that_is_closed_later_holds_for_what_is_begun_later() {
         guest.send(at(SERVER, 9), "closed");
         guest.until_refused(at(SERVER, 9));
         assert!(arrivals.try_recv().is_err());
+    });
+}
+
+#[test]
+fn a_flood_of_connections_fills_no_table_of_the_host_and_harms_no_other_vm() {
+    on_own_host(Outside::Masquerade, |world| {
+        world.serve_tcp(80).unwrap();
+        let arrivals = world.collect_udp(9).unwrap();
+        world.site.connections = 8;
+        let networks = world.networks();
+        let (flooding, other) = (world.vm("a", Egress::open()), world.vm("b", Egress::open()));
+        networks.connect(flooding.clone()).unwrap();
+        networks.connect(other.clone()).unwrap();
+        let tracked = || {
+            let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap();
+            count.trim().parse::<u32>().unwrap()
+        };
+        let mut guest = Guest::new(&networks, &flooding.vm);
+        let held = guest.send(at(SERVER, 9), "the first");
+        assert_eq!(next(&arrivals), "the first");
+        for port in 10_000..10_200 {
+            let to = at(OTHER_SERVER, port);
+            guest.inject(&udp_frame(GUEST_MAC, Mac::GATEWAY, [172, 16, 0, 2], to, "flood"));
+        }
+        guest.until("the flood", |_| (tracked() == 8).then_some(()));
+        // What is open stays open, and the other VM opens what it likes.
+        guest.send_on(held, at(SERVER, 9), "still open");
+        assert_eq!(next(&arrivals), "still open");
+        assert_eq!(tracked(), 8);
+        assert_eq!(Guest::new(&networks, &other.vm).fetch(at(SERVER, 80)), HOST);
     });
 }

@@ -22,7 +22,7 @@ fn a_made_network_needs_nothing_more_and_goes_without_a_trace() {
         let mut vm = world.vm("a", Egress::open());
         vm.publish = vec![Publish {
             transport: Transport::Tcp,
-            on: PublishOn::AnyAddress,
+            on: PublishOn::AnyIpv4,
             host_port: 8080,
             guest_port: 80,
         }];
@@ -42,7 +42,7 @@ fn a_made_network_needs_nothing_more_and_goes_without_a_trace() {
 #[test]
 fn what_dead_vms_left_is_removed_and_the_living_keep_their_connections() {
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         let networks = world.networks();
         let (living, dead) = (world.vm("living", Egress::open()), world.vm("dead", Egress::open()));
         networks.connect(living.clone()).unwrap();
@@ -84,7 +84,7 @@ fn another_sites_devices_and_rules_are_left_alone() {
 #[test]
 fn what_somebody_broke_is_mended() {
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         let networks = world.networks();
         let vm = world.vm("a", Egress::open());
         networks.connect(vm.clone()).unwrap();
@@ -113,13 +113,13 @@ fn what_somebody_broke_is_mended() {
 #[test]
 fn many_vms_at_once_come_and_go() {
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         let networks = world.networks();
         let before = inventory(world);
         let vms: Vec<_> = (0..8u16)
             .map(|n| {
                 let mut vm = world.vm(&format!("vm{n}"), Egress::open());
-                let on = PublishOn::AnyAddress;
+                let on = PublishOn::AnyIpv4;
                 vm.publish =
                     vec![Publish { transport: Transport::Tcp, on, host_port: 8080 + n, guest_port: 80 }];
                 vm

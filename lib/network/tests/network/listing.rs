@@ -17,10 +17,8 @@ fn the_tables_are_what_nft_lists() {
         let networks = world.networks();
         let mut vm = world.vm("a", egress);
         let publish = |on, host_port| Publish { transport: Transport::Tcp, on, host_port, guest_port: 80 };
-        vm.publish = vec![
-            publish(PublishOn::AnyAddress, 8080),
-            publish(PublishOn::Address([127, 0, 0, 1].into()), 8081),
-        ];
+        vm.publish =
+            vec![publish(PublishOn::AnyIpv4, 8080), publish(PublishOn::Address([127, 0, 0, 1].into()), 8081)];
         networks.connect(vm.clone()).unwrap();
         let host = without_comments(&nft("-n list table inet imp"));
         let filter = networks.inside(&vm.vm, || without_comments(&nft("-n list table inet imp"))).unwrap();

@@ -7,10 +7,12 @@
     reason = "what a test did not expect ends it, in its helpers too"
 )]
 
+mod borrowed;
 mod filters;
 mod leftovers;
 mod listing;
 mod names;
+mod node;
 mod published;
 mod reach;
 mod world;

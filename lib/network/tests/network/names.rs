@@ -7,7 +7,7 @@ use std::thread;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use imp_network::dns::{Families, Names, serve};
+use imp_network::dns::{Families, Names, Resolvers, serve};
 use imp_network::egress::{Allow, Egress, PortRange, Ports, Scope};
 use imp_network::spec::{Outside, Transport, VmNetwork};
 use imp_network::{Networks, Opening};
@@ -50,7 +50,7 @@ fn serve_names(networks: &Networks, vm: &VmNetwork, resolver: SocketAddr) {
         vm: vm.vm.clone(),
         egress: vm.egress.clone(),
         families: Families::Ipv4,
-        resolvers: vec![resolver],
+        resolvers: Resolvers::These(vec![resolver]),
         admission: networks.admission(&vm.vm).unwrap(),
     };
     let host = netns::current().unwrap();
@@ -74,8 +74,8 @@ fn an_allowed_name_opens_its_address_and_port_and_another_name_nothing() {
     let name = "allowed.example".parse().unwrap();
     let egress = Egress::only(vec![Allow::Name { name, ports: port, scope: Scope::Anywhere }]);
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp(80);
-        let refused = world.collect_udp(80);
+        world.serve_tcp(80).unwrap();
+        let refused = world.collect_udp(80).unwrap();
         let networks = world.networks();
         let vm = world.vm("a", egress);
         networks.connect(vm.clone()).unwrap();
@@ -126,7 +126,7 @@ fn an_opened_address_closes_when_its_time_is_over() {
     let name = "allowed.example".parse().unwrap();
     let egress = Egress::only(vec![Allow::Name { name, ports: Ports::Any, scope: Scope::Anywhere }]);
     on_own_host(Outside::Masquerade, |world| {
-        let arrivals = world.collect_udp(9);
+        let arrivals = world.collect_udp(9).unwrap();
         let networks = world.networks();
         let vm = world.vm("a", egress);
         networks.connect(vm.clone()).unwrap();

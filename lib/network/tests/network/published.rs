@@ -9,13 +9,13 @@ use imp_sys::netns;
 use std::os::fd::AsFd;
 
 use crate::world::guest::Guest;
-use crate::world::{HOST, World, at, fetch, on_own_host};
+use crate::world::{HOST, HOST6, World, at, fetch, on_own_host};
 
 fn published(on: PublishOn, host_port: u16) -> Publish {
     Publish { transport: Transport::Tcp, on, host_port, guest_port: 80 }
 }
 
-fn connected(world: &mut World, publish: Publish) -> (Networks, VmNetwork, Guest) {
+fn connected(world: &mut World<'_>, publish: Publish) -> (Networks, VmNetwork, Guest) {
     let networks = world.networks();
     let vm = VmNetwork { publish: vec![publish], ..world.vm("a", Egress::open()) };
     networks.connect(vm.clone()).unwrap();
@@ -35,7 +35,7 @@ fn fetch_from(guest: &mut Guest, address: &str, port: u16) -> String {
 #[test]
 fn a_port_published_everywhere_is_reached_from_outside_and_from_the_host_itself() {
     on_own_host(Outside::Masquerade, |world| {
-        let (networks, _vm, mut guest) = connected(world, published(PublishOn::AnyAddress, 8080));
+        let (networks, _vm, mut guest) = connected(world, published(PublishOn::AnyIpv4, 8080));
         assert_eq!(world.out_there(|| fetch_from(&mut guest, HOST, 8080)), "from the guest");
         assert_eq!(fetch_from(&mut guest, HOST, 8080), "from the guest");
         assert_eq!(fetch_from(&mut guest, "127.0.0.1", 8080), "from the guest");
@@ -55,9 +55,42 @@ fn a_port_published_on_loopback_is_for_the_host_alone() {
 }
 
 #[test]
+fn a_port_published_over_ipv6_is_reached_from_outside_from_the_host_and_from_another_vm() {
+    on_own_host(Outside::Masquerade, |world| {
+        let networks = world.networks();
+        let mut vm = world.vm("a", Egress::open());
+        vm.publish = vec![published(PublishOn::AnyIpv6, 8080)];
+        assert!(matches!(networks.connect(vm.clone()), Err(NetworkError::PublishIpv6 { .. })));
+        let both = world.with_ipv6();
+        vm.guest = both.clone();
+        vm.publish.push(published(PublishOn::Address("::1".parse().unwrap()), 8082));
+        assert!(matches!(networks.connect(vm.clone()), Err(NetworkError::PublishLoopback6 { .. })));
+        vm.publish[1] = published(PublishOn::Address(HOST6.parse().unwrap()), 8081);
+        networks.connect(vm.clone()).unwrap();
+        assert_eq!(networks.pending().unwrap(), []);
+        let mut guest = Guest::new(&networks, &vm.vm);
+        for port in [8080, 8081] {
+            assert_eq!(world.out_there(|| fetch_from(&mut guest, HOST6, port)), "from the guest");
+            assert_eq!(fetch_from(&mut guest, HOST6, port), "from the guest");
+        }
+        // Of IPv4 nothing was said.
+        let refused = fetch(at(HOST, 8080)).map_err(|e| e.kind());
+        assert_eq!(refused, Err(std::io::ErrorKind::ConnectionRefused));
+        let other = VmNetwork { guest: both, ..world.vm("b", Egress::open()) };
+        networks.connect(other.clone()).unwrap();
+        thread::scope(|scope| {
+            let mut asking = Guest::new(&networks, &other.vm);
+            let asked = scope.spawn(move || asking.fetch(at(HOST6, 8080)));
+            guest.serve_once(80, "from the guest");
+            assert_eq!(asked.join().unwrap(), "from the guest");
+        });
+    });
+}
+
+#[test]
 fn a_vm_uses_a_published_port_of_another_and_of_itself() {
     on_own_host(Outside::Masquerade, |world| {
-        let (networks, _vm, mut serving) = connected(world, published(PublishOn::AnyAddress, 8080));
+        let (networks, _vm, mut serving) = connected(world, published(PublishOn::AnyIpv4, 8080));
         let other = world.vm("b", Egress::open());
         networks.connect(other.clone()).unwrap();
         thread::scope(|scope| {
@@ -74,8 +107,8 @@ fn a_vm_uses_a_published_port_of_another_and_of_itself() {
 #[test]
 fn a_port_that_comes_or_goes_leaves_the_others_as_they_are() {
     on_own_host(Outside::Masquerade, |world| {
-        let (networks, mut vm, mut guest) = connected(world, published(PublishOn::AnyAddress, 8080));
-        vm.publish.push(published(PublishOn::AnyAddress, 8081));
+        let (networks, mut vm, mut guest) = connected(world, published(PublishOn::AnyIpv4, 8080));
+        vm.publish.push(published(PublishOn::AnyIpv4, 8081));
         networks.connect(vm.clone()).unwrap();
         vm.publish.remove(0);
         networks.connect(vm.clone()).unwrap();
@@ -89,7 +122,7 @@ fn a_port_that_comes_or_goes_leaves_the_others_as_they_are() {
 #[test]
 fn a_port_is_published_by_one_vm_at_a_time() {
     on_own_host(Outside::Masquerade, |world| {
-        let (networks, vm, _guest) = connected(world, published(PublishOn::AnyAddress, 8080));
+        let (networks, vm, _guest) = connected(world, published(PublishOn::AnyIpv4, 8080));
         let mut other = world.vm("b", Egress::open());
         other.publish = vec![published(PublishOn::Address([127, 0, 0, 1].into()), 8080)];
         assert!(matches!(networks.connect(other.clone()), Err(NetworkError::PortTaken { .. })));

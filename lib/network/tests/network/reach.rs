@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use imp_network::NetworkError;
 use imp_network::egress::Egress;
-use imp_network::spec::{Guest as GuestSpec, Outside};
+use imp_network::spec::Outside;
 
 use crate::world::guest::Guest;
-use crate::world::{DEADLINE, GUEST_MAC, HOST, SERVER, at, on_own_host};
+use crate::world::{DEADLINE, HOST, SERVER, at, on_own_host};
 
 #[test]
 fn two_vms_with_one_inner_address_are_told_apart_outside() {
     on_own_host(Outside::Routed, |world| {
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         let networks = world.networks();
         let (a, b) = (world.vm("a", Egress::open()), world.vm("b", Egress::open()));
         let mut guests = Vec::new();
@@ -29,7 +29,7 @@ fn two_vms_with_one_inner_address_are_told_apart_outside() {
 #[test]
 fn outside_a_masqueraded_vm_is_seen_under_the_hosts_address() {
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp(80);
+        world.serve_tcp(80).unwrap();
         let networks = world.networks();
         for name in ["a", "b"] {
             let vm = world.vm(name, Egress::open());
@@ -42,12 +42,10 @@ fn outside_a_masqueraded_vm_is_seen_under_the_hosts_address() {
 #[test]
 fn ipv6_reaches_the_world_where_it_is_wanted() {
     on_own_host(Outside::Masquerade, |world| {
-        world.serve_tcp6(80);
+        world.serve_tcp6(80).unwrap();
         let networks = world.networks();
         let mut vm = world.vm("a", Egress::open());
-        vm.guest = GuestSpec::ipv4(GUEST_MAC, "172.16.0.2/30".parse().unwrap(), [172, 16, 0, 1].into())
-            .and_then(|guest| guest.and_ipv6("fd00::2/64".parse().unwrap(), "fd00::1".parse().unwrap()))
-            .unwrap();
+        vm.guest = world.with_ipv6();
         networks.connect(vm.clone()).unwrap();
         assert_eq!(networks.pending().unwrap(), []);
         let mut guest = Guest::new(&networks, &vm.vm);

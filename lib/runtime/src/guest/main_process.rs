@@ -51,6 +51,7 @@ impl Request {
             }),
             stop_signal: main.stop_signal.clone(),
             as_main: false,
+            paced: false,
         };
         Self::Start { spec: Box::new(spec) }
     }
@@ -77,6 +78,7 @@ pub(crate) async fn follow(
             id: MAIN.into(),
             stdin: false,
             from_offset: log.offset(),
+            paced: false,
         }),
     };
     // The input side stays open as long as this is followed, and no longer: a stream that never ended would keep the
@@ -96,7 +98,7 @@ pub(crate) async fn follow(
                 heard(Heard::Ended(outcome(status)));
                 return Ok(());
             }
-            None => {}
+            Some(exec_output::Output::StdinTaken(_)) | None => {}
         }
     }
     Err(Error::NotConfirmed { what: "the end of the main process" })

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use imp_network::spec::VmNetwork;
 use rustix::fs::FlockOperation;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep};
@@ -16,52 +17,46 @@ use crate::boot::{self, InitramfsCache};
 use crate::layout::Layout;
 use crate::ledger::{self, Found, Record, Stage};
 use crate::lifecycle::{Phase, Remains, VmmRemains};
+use crate::network::bridge::Bridges;
 use crate::pins;
 use crate::process::{Process, ProcessRecord};
 use crate::status::Outcome;
 use crate::vm::{self, Beginning, Context};
-use crate::vmm::qemu::Qemu;
-use crate::vmm::qemu::probe::{self, Freshness, find_program};
+use crate::vmm::drivers::Drivers;
 
 /// How long an owner that is on its way out may still hold the data directory.
 const HAND_OVER: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(20);
 /// Events that a slow listener may be behind before it loses some.
 const EVENTS: usize = 1024;
-const QEMU: &str = "qemu-system-x86_64";
 
 pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
     let layout = Layout::new(config.data.clone(), config.runtime.clone());
     make_private(layout.data())?;
     make_private(&layout.runtime_vms())?;
     let lock = take(&layout).await?;
-    let program = qemu(&config)?;
-    let found = probe::probe(&program, &layout.probes(), Freshness::Remembered).await?;
+    let drivers = Drivers::find(config.driver, &config.programs(), &layout).await?;
     let images = layout.images();
     let store = tokio::task::spawn_blocking(move || {
         imp_storage::store::Store::open(images, imp_storage::store::StoreOptions::default())
     });
     let store = store.await.map_err(|_| Error::Ended)?.map_err(|error| Error::Store(Box::new(error)))?;
     let (events, _) = broadcast::channel(EVENTS);
+    let bridges = Bridges::new(layout.clone(), config.bridge.clone());
     let context = Arc::new(Context {
         layout,
-        driver: Arc::new(Qemu::new(&found)),
+        drivers,
         agent: config.guest_agent.clone(),
         initramfs: InitramfsCache::default(),
         store,
         events,
         ended: CancellationToken::new(),
+        bridges,
         _lock: lock,
     });
     boot::prune(&context.layout);
     let vms = take_over(&context).await?;
     Ok(Runtime { shared: Arc::new(Shared { context, config, vms: Mutex::new(vms) }) })
-}
-
-/// The QEMU that was named, or that of PATH.
-pub(crate) fn qemu(config: &Config) -> Result<std::path::PathBuf, probe::Error> {
-    let named = config.qemu.clone();
-    named.or_else(|| find_program(QEMU)).ok_or_else(|| probe::Error::NotInstalled { name: QEMU.into() })
 }
 
 fn make_private(path: &Path) -> Result<(), Error> {
@@ -105,15 +100,34 @@ async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
     if let Err(error) = pins::unpin_all_but(&context.store, &living.collect::<Vec<_>>()) {
         tracing::warn!(%error, "disks stay pinned");
     }
-    let mut vms = Vms::default();
+    let mut beginnings = Vec::new();
     for record in records {
-        let id = record.status.id.clone();
-        let memory = record.spec.memory.bytes() + context.driver.overhead_bytes();
         let beginning = beginning(&record)?;
+        beginnings.push((record, beginning));
+    }
+    take_over_networks(context, &beginnings).await;
+    let mut vms = Vms::default();
+    for (record, beginning) in beginnings {
+        let id = record.status.id.clone();
         tracing::info!(vm = %id, stage = ?record.stage, "taken over");
-        vms.handles.insert(id, vm::run(Arc::clone(context), record, beginning, memory));
+        vms.handles.insert(id, vm::run(Arc::clone(context), record, beginning));
     }
     Ok(vms)
+}
+
+/// Those of VMs whose VMM lives are made whole, all others go. A failure leaves them as the kernel has them.
+async fn take_over_networks(context: &Arc<Context>, beginnings: &[(Record, Beginning)]) {
+    let living: Vec<VmNetwork> = beginnings
+        .iter()
+        .filter(|(_, beginning)| matches!(beginning, Beginning::Adopted { vmm: Some(_), .. }))
+        .filter_map(|(record, _)| record.bridge.clone())
+        .collect();
+    let taker = Arc::clone(context);
+    let taken = tokio::task::spawn_blocking(move || taker.bridges.take_over(living)).await;
+    if let Ok(Err(error)) = taken {
+        let error = vm::chain(&error);
+        tracing::error!(error, "the bridge networks of VMs are not taken over");
+    }
 }
 
 fn beginning(record: &Record) -> Result<Beginning, Error> {

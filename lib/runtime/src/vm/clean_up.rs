@@ -12,9 +12,12 @@ use crate::id::VmId;
 use crate::layout::VmLayout;
 use crate::ledger::{self, Stage};
 use crate::lifecycle::{Input, Phase};
-use crate::process::{self, Process};
+use crate::network::{bridge, passt};
+use crate::process::Process;
 use crate::status::{Outcome, VmmEnd};
-use crate::{cgroup, console, network, pins};
+use crate::vmm::Driver;
+use crate::vmm::firecracker::jail;
+use crate::{cgroup, console, pins};
 
 /// A killed process that is not gone by then sits in the kernel.
 const GONE: Duration = Duration::from_secs(10);
@@ -34,6 +37,7 @@ impl Vm {
         self.channel = None;
         self.log = None;
         self.ports.clear();
+        self.name_server = None;
         if let Phase::CleaningUp { outcome: Outcome::Failed { console, .. } } = &mut self.phase {
             *console = last_words(&self.layout);
         }
@@ -46,8 +50,10 @@ impl Vm {
                 Stage::Starting { vmm_program } => Some(vmm_program.clone()),
                 Stage::Created | Stage::Booting { .. } | Stage::Running { .. } | Stage::Stopped => None,
             },
+            bridge: self.record.bridge.is_some(),
             cgroups: self.record.cgroups.clone(),
             layout: self.layout.clone(),
+            driver: Arc::clone(&self.driver),
         };
         let (context, messages) = (Arc::clone(&self.context), self.messages.clone());
         // Not ended half way.
@@ -73,11 +79,7 @@ impl Vm {
 /// The end of what the guest and its VMM said.
 fn last_words(layout: &VmLayout) -> Vec<String> {
     let mut lines = console::last_lines(&layout.console(), &layout.earlier_console(), LAST_LINES);
-    lines.extend(console::last_lines(
-        &layout.vmm_log(),
-        &layout.vmm_log().with_extension("none"),
-        LAST_LINES,
-    ));
+    lines.extend(console::last_lines(&layout.vmm_log(), &layout.earlier_vmm_log(), LAST_LINES));
     lines
 }
 
@@ -88,8 +90,11 @@ pub(crate) struct Remains {
     pub network: Option<Process>,
     /// The VMM's program, if processes may run that nobody has written down.
     pub starting: Option<PathBuf>,
+    /// Whether the VM was to have a bridge network.
+    pub bridge: bool,
     pub cgroups: Vec<PathBuf>,
     pub layout: VmLayout,
+    pub driver: Arc<dyn Driver>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +111,8 @@ enum Error {
     },
     #[error(transparent)]
     Pins(#[from] pins::Error),
+    #[error(transparent)]
+    Bridge(bridge::Error),
 }
 
 impl Remains {
@@ -113,10 +120,9 @@ impl Remains {
     pub(crate) async fn remove(self, context: &Arc<Context>) {
         let mut processes: Vec<Process> = self.vmm.into_iter().chain(self.network).collect();
         if let Some(program) = &self.starting {
-            let mark = context.driver.mark(self.id.as_str());
-            processes.extend(process::find(program.as_os_str(), mark.as_ref()));
-            if let Ok(program) = network::program() {
-                processes.extend(network::find(&program, &self.id));
+            processes.extend(self.driver.strays(program, self.id.as_str()));
+            if let Ok(program) = passt::program() {
+                processes.extend(passt::find(&program, &self.id));
             }
         }
         for process in &processes {
@@ -127,9 +133,25 @@ impl Remains {
                 tracing::error!(vm = %self.id, pid = process.pid(), "a killed process does not end");
             }
         }
+        if let Some(program) = &self.starting {
+            // One that was about to start another when it was killed.
+            for process in self.driver.strays(program, self.id.as_str()) {
+                process.kill();
+                process.ended().await;
+            }
+        }
         let groups = remove_groups(self.cgroups).await;
         let (context, layout, id) = (Arc::clone(context), self.layout, self.id.clone());
-        let files = tokio::task::spawn_blocking(move || remove_files(&context, &layout, &id)).await;
+        let bridge = self.bridge;
+        let files = tokio::task::spawn_blocking(move || {
+            let mut errors = remove_files(&context, &layout, &id);
+            // Its VMM has ended: a tap that is held lives on.
+            errors.extend(
+                bridge.then(|| context.bridges.disconnect(&id).map_err(Error::Bridge).err()).flatten(),
+            );
+            errors
+        });
+        let files = files.await;
         for error in groups.err().into_iter().chain(files.unwrap_or_default()) {
             tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "something of a VM is left");
         }
@@ -154,7 +176,9 @@ fn remove_files(context: &Context, layout: &VmLayout, id: &VmId) -> Vec<Error> {
         }
         _ => Ok(()),
     };
+    let jail = jail::remove(&layout.jail()).map_err(|source| Error::File { path: layout.jail(), source });
     let results = [
+        jail,
         ledger::remove_directory(layout.runtime()).map_err(Error::Ledger),
         scratch,
         pins::unpin(&context.store, id).map_err(Error::Pins),

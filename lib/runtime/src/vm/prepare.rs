@@ -10,13 +10,13 @@ use tokio::sync::watch;
 use super::steps::chain;
 use super::{Context, Message, Prepared, Vm};
 use crate::admission::VMM_THREADS;
-use crate::id::VmId;
 use crate::layout::VmLayout;
 use crate::ledger;
 use crate::lifecycle::Input;
+use crate::network::{self, Network};
 use crate::spec::{NetworkMode, VmSpec};
-use crate::status::Failure;
-use crate::{boot, cgroup, network, ports};
+use crate::status::{Failure, PortFacts};
+use crate::{boot, cgroup, ports};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -27,7 +27,9 @@ enum Error {
     #[error(transparent)]
     Ports(#[from] ports::Error),
     #[error(transparent)]
-    Network(#[from] network::Error),
+    Passt(#[from] network::passt::Error),
+    #[error(transparent)]
+    Bridge(#[from] network::bridge::Error),
     #[error("cannot make the scratch disk")]
     Scratch(#[source] imp_storage::disk::Error),
     #[error("the disk of the image, {}, is not there: pull the image again", path.display())]
@@ -52,11 +54,12 @@ impl Vm {
     pub(super) fn prepare(&mut self) {
         self.about_to_start();
         let (context, record, layout) = (Arc::clone(&self.context), self.record.clone(), self.layout.clone());
+        let overhead = self.driver.overhead_bytes();
         let guest = self.connection.subscribe();
         let messages = self.messages.clone();
         // Not ended half way: what has been made must be known.
         tokio::spawn(async move {
-            let message = match prepare(context, record, layout, guest).await {
+            let message = match prepare(context, record, layout, overhead, guest).await {
                 Ok(prepared) => Message::Prepared(Box::new(prepared)),
                 Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
             };
@@ -69,34 +72,44 @@ async fn prepare(
     context: Arc<Context>,
     record: ledger::Record,
     layout: VmLayout,
+    overhead: u64,
     guest: watch::Receiver<Option<imp_protocol::connection::Connection>>,
 ) -> Result<Prepared, Error> {
     let mut ports = Vec::new();
     for port in &record.spec.ports {
-        ports.push(ports::publish(*port, guest.clone()).await?);
+        ports.push(match record.bridge {
+            Some(_) => ports::reserve(*port)?,
+            None => ports::publish(*port, guest.clone()).await?,
+        });
     }
-    let blocking = tokio::task::spawn_blocking(move || prepare_blocking(&context, &record, &layout, ports));
+    let blocking =
+        tokio::task::spawn_blocking(move || prepare_blocking(&context, record, &layout, overhead, ports));
     blocking.await.map_err(|_| Error::Ended)?
 }
 
 fn prepare_blocking(
     context: &Context,
-    record: &ledger::Record,
+    mut record: ledger::Record,
     layout: &VmLayout,
+    overhead: u64,
     ports: Vec<ports::Published>,
 ) -> Result<Prepared, Error> {
+    if let Some(bridge) = &mut record.bridge {
+        let facts: Vec<PortFacts> = ports.iter().map(|port| port.facts.clone()).collect();
+        bridge.publish = network::bridge::published(&facts);
+    }
+    ledger::write(layout, &record)?;
     let (spec, id) = (&record.spec, &record.status.id);
-    ledger::write(layout, record)?;
     let kernel = boot::kernel(&context.layout, &spec.kernel)?;
     let initramfs = context.initramfs.path(&context.layout, &kernel, &context.agent)?;
     check(spec)?;
     ledger::remove_directory(layout.runtime())?;
     make_private(layout.runtime())?;
     imp_storage::disk::create_scratch(&layout.scratch(), spec.scratch.bytes()).map_err(Error::Scratch)?;
-    let mut groups = cgroup::make(id, &limits(spec, context.driver.overhead_bytes()));
-    let network = network_of(spec, id, layout)?;
-    if let Some(network) = &network {
-        groups.not_enforced.extend(cgroup::enter(&groups.directories, network.process.pid()));
+    let mut groups = cgroup::make(id, &limits(spec, overhead));
+    let network = network_of(context, &record, layout)?;
+    if let Some(process) = network.as_ref().and_then(Network::process) {
+        groups.not_enforced.extend(cgroup::enter(&groups.directories, process.pid()));
     }
     let cgroup::Groups { enforced, not_enforced, .. } = groups;
     Ok(Prepared { kernel, initramfs, ports, network, limits: enforced, not_enforced })
@@ -120,10 +133,22 @@ fn make_private(path: &std::path::Path) -> Result<(), Error> {
         .map_err(|source| Error::Make { path: path.to_owned(), source })
 }
 
-fn network_of(spec: &VmSpec, id: &VmId, layout: &VmLayout) -> Result<Option<network::Network>, Error> {
-    match spec.network {
-        NetworkMode::None => Ok(None),
-        NetworkMode::User => Ok(Some(network::start(&network::program()?, id, layout)?)),
+fn network_of(
+    context: &Context,
+    record: &ledger::Record,
+    layout: &VmLayout,
+) -> Result<Option<Network>, Error> {
+    if let Some(bridge) = &record.bridge {
+        let namespace = context.bridges.connect(bridge)?;
+        let name_server = context.bridges.name_server(bridge)?;
+        return Ok(Some(Network::Bridge { namespace, network: Box::new(bridge.clone()), name_server }));
+    }
+    match record.status.network.mode {
+        NetworkMode::None | NetworkMode::Bridge => Ok(None),
+        NetworkMode::User => {
+            let program = network::passt::program()?;
+            Ok(Some(Network::Passt(network::passt::start(&program, &record.status.id, layout)?)))
+        }
     }
 }
 

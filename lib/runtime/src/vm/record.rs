@@ -52,6 +52,7 @@ impl Vm {
                 self.record.status.vmm_pid = None;
                 self.record.stage = ledger::Stage::Stopped;
                 self.record.network = None;
+                self.record.bridge = None;
                 self.record.cgroups.clear();
                 self.write().await;
             }
@@ -95,9 +96,14 @@ impl Vm {
         match self.phase {
             Phase::Created | Phase::Stopped { .. } => {
                 let (context, layout, id) = (Arc::clone(&self.context), self.layout.clone(), self.id.clone());
+                // Of a VM that was never started; it has no more than an address.
+                let bridge = self.record.bridge.is_some();
                 let blocking = tokio::task::spawn_blocking(move || {
                     if let Err(error) = pins::unpin(&context.store, &id) {
                         tracing::warn!(vm = %id, %error, "a disk stays pinned until the next start");
+                    }
+                    if bridge && let Err(error) = context.bridges.disconnect(&id) {
+                        tracing::warn!(vm = %id, %error, "an address stays leased until the next start");
                     }
                     ledger::remove(&layout)
                 });

@@ -4,20 +4,24 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imp_network::names::TAP;
 use imp_protocol::connection::Connection;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{Message, Vm, after, spawn};
-use crate::boot::{CHANNEL, COMMAND_LINE};
+use crate::boot::COMMAND_LINE;
 use crate::cgroup;
 use crate::guest::{self, Heard, Request};
 use crate::ledger;
 use crate::lifecycle::{Command, Input};
 use crate::logs::LogWriter;
+use crate::network::Network;
 use crate::process::Process;
 use crate::status::Failure;
-use crate::vmm::{Access, BootConfig, Drive, DriveLimit, NetworkDevice};
+use crate::vmm::{
+    self, Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Machine, NetworkDevice, Origin,
+};
 
 /// By then the end of a VMM that has closed its sockets is seen, also on a busy machine.
 const END_IS_SEEN: Duration = Duration::from_secs(5);
@@ -69,9 +73,20 @@ impl Vm {
     fn launch(&mut self) {
         let Some(prepared) = &mut self.prepared else { return };
         let spec = &self.record.spec;
-        let network = prepared.network.take().zip(self.record.status.network.mac.clone());
+        let attachment = prepared.network.take().map(|network| match network {
+            Network::Passt(passt) => Attachment::Stream(passt.socket),
+            Network::Bridge { namespace, network, name_server } => {
+                self.record.bridge = Some(*network);
+                self.name_server = Some(name_server);
+                Attachment::Tap { name: TAP.to_owned(), namespace }
+            }
+        });
+        let network = attachment.zip(self.record.status.network.mac.clone());
         let boot = BootConfig {
             id: self.id.to_string(),
+            user: self.record.status.vmm_user,
+            origin: Origin::Boot,
+            changes: Changes::NotNoted,
             cpus: spec.cpus,
             memory: spec.memory,
             kernel: prepared.kernel.facts.path.clone(),
@@ -85,19 +100,18 @@ impl Vm {
                 bytes_per_second: spec.limits.disk_bytes_per_second,
                 requests_per_second: spec.limits.disk_requests_per_second,
             },
-            network: network.map(|(network, mac)| NetworkDevice { mac, socket: network.socket }),
-            channel: CHANNEL.to_owned(),
+            network: network.map(|(attachment, mac)| NetworkDevice { mac, attachment }),
         };
-        let (context, layout) = (Arc::clone(&self.context), self.layout.clone());
+        let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
         // Only those that could be made: what refused to be made has been told of.
         let cgroups = self.record.cgroups.iter().filter(|group| group.is_dir()).cloned().collect::<Vec<_>>();
         let messages = self.messages.clone();
         // Not ended half way: what has been started must be known.
         tokio::task::spawn_blocking(move || {
-            let message = match context.driver.spawn(&boot, &layout) {
+            let message = match driver.spawn(&boot, &layout) {
                 Ok(process) => {
                     let refused = cgroup::enter(&cgroups, process.pid());
-                    Message::Launched(process, refused)
+                    Message::Launched(process, Box::new(boot), refused)
                 }
                 Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
             };
@@ -105,11 +119,18 @@ impl Vm {
         });
     }
 
-    pub(super) fn attach(&mut self, process: Process) {
-        let (context, layout) = (Arc::clone(&self.context), self.layout.clone());
+    pub(super) fn boot(&mut self, boot: Box<BootConfig>, process: Process) {
+        let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
+        self.attach(async move { driver.begin(&boot, &layout, process).await });
+    }
+
+    fn attach(
+        &mut self,
+        machine: impl Future<Output = Result<Box<dyn Machine>, vmm::Error>> + Send + 'static,
+    ) {
         let messages = self.messages.clone();
         self.step = Some(spawn(async move {
-            let message = match context.driver.attach(&layout, process).await {
+            let message = match machine.await {
                 Ok(machine) => Message::Attached(Arc::from(machine)),
                 Err(error) => Message::Happened(Input::Failed(Failure::Spawn { detail: chain(&error) })),
             };
@@ -139,7 +160,8 @@ impl Vm {
             return self.greet();
         }
         if let Some(process) = self.vmm.clone() {
-            self.attach(process);
+            let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
+            self.attach(async move { driver.adopt(&layout, process).await });
         }
     }
 
@@ -239,12 +261,28 @@ impl Vm {
         }));
     }
 
+    /// The name server of a VM that another owner started.
+    pub(super) async fn answer_names_again(&mut self) {
+        let Some(bridge) = self.record.bridge.clone() else { return };
+        let context = Arc::clone(&self.context);
+        let started = tokio::task::spawn_blocking(move || context.bridges.name_server(&bridge)).await;
+        match started {
+            Ok(Ok(name_server)) => self.name_server = Some(name_server),
+            Ok(Err(error)) => tracing::error!(vm = %self.id, error = chain(&error), "names do not resolve"),
+            Err(_) => {}
+        }
+    }
+
     /// The ports of a VM that another owner started. One that is taken meanwhile is lost, the VM is not.
     pub(super) async fn publish_again(&mut self) {
         for facts in std::mem::take(&mut self.record.status.ports) {
             let Some(guest) = std::num::NonZeroU16::new(facts.guest) else { continue };
             let port = crate::spec::PublishedPort { host: facts.host, guest };
-            match crate::ports::publish(port, self.connection.subscribe()).await {
+            let published = match self.record.bridge {
+                Some(_) => crate::ports::reserve(port),
+                None => crate::ports::publish(port, self.connection.subscribe()).await,
+            };
+            match published {
                 Ok(published) => {
                     self.record.status.ports.push(published.facts.clone());
                     self.ports.push(published);
@@ -260,7 +298,7 @@ impl Vm {
 
     /// The record as it must be before anything of the VM exists.
     pub(super) fn about_to_start(&mut self) {
-        self.record.stage = ledger::Stage::Starting { vmm_program: self.context.driver.program().to_owned() };
+        self.record.stage = ledger::Stage::Starting { vmm_program: self.driver.program().to_owned() };
         self.record.cgroups = cgroup::planned(&self.id);
     }
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{ExecInput, ProcessSpec, exec_input, exec_output, exit_status};
 use imp_runtime::spec::{
-    Arguments, BaseDisk, Bytes, Cpus, DiskSize, Environment, KernelChoice, Limits, MainProcess, Memory,
-    NetworkMode, Stdin, VmSpec, WhenStopped,
+    Arguments, BaseDisk, BridgeSettings, BridgeWishes, Bytes, Cpus, DiskSize, Environment, KernelChoice,
+    Limits, MainProcess, Memory, NetworkMode, Stdin, VmSpec, WhenStopped,
 };
 use imp_runtime::status::{Outcome, State, VmStatus};
 use imp_runtime::{Config, LogEnd, LogQuery, Runtime, VmId};
 use imp_storage::store::{Store, StoreOptions};
 use imp_testkit::leftovers::{Snapshot, Thing};
-use imp_testkit::machine;
+use imp_testkit::{machine, node};
 use tokio::time::timeout;
 
 /// Far above what anything here takes, also on a busy machine.
@@ -59,7 +59,10 @@ impl Host {
             data: self.data(),
             runtime: self.path().join("run"),
             guest_agent: machine::guest_agent().unwrap(),
+            driver: crate::DRIVER,
+            firecracker: node::artefacts::firecracker().ok(),
             qemu: None,
+            bridge: BridgeSettings::default(),
         }
     }
 
@@ -85,7 +88,8 @@ impl Host {
                 open_files: None,
             },
             hostname: "guest".parse().unwrap(),
-            network: NetworkMode::None,
+            network: Some(NetworkMode::None),
+            bridge: BridgeWishes::default(),
             ports: Vec::new(),
             mounts: Vec::new(),
             labels: BTreeMap::new(),
@@ -125,7 +129,9 @@ impl Host {
         assert!(pins.is_empty(), "pins are left: {pins:?}");
         let (data, run) = (self.data(), self.path().join("run"));
         // What the engine keeps for the next VM.
-        let kept = ["images", "initramfs", "owner.lock", "probes.json", "vms"].map(|name| data.join(name));
+        let kept =
+            ["images", "initramfs", "owner.lock", "probes.json", "firecracker.json", "networks.json", "vms"]
+                .map(|name| data.join(name));
         let expected = |thing: &Thing| match thing {
             Thing::File(path) => {
                 path.starts_with(&kept[0])
@@ -133,10 +139,15 @@ impl Host {
                     || kept.contains(path)
                     || *path == run
                     || *path == run.join("vms")
+                    || *path == run.join("networks")
             }
             // Other tests have groups of their own.
             Thing::Cgroup(path) => !ids.iter().any(|id| path.ends_with(id.as_str())),
-            Thing::Process { .. } | Thing::Socket(_) | Thing::Mount(_) | Thing::NetworkDevice(_) => false,
+            Thing::Process { .. }
+            | Thing::Socket(_)
+            | Thing::Mount(_)
+            | Thing::NetworkDevice(_)
+            | Thing::Table(_) => false,
         };
         self.before.wait_until_nothing_is_left(Duration::from_secs(10), expected).unwrap();
     }
@@ -147,8 +158,15 @@ impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for thing in self.before.new_since().into_iter().flatten() {
-                if let Thing::Process { pid, .. } = thing {
-                    kill(pid, rustix::process::Signal::KILL);
+                match thing {
+                    Thing::Process { pid, .. } => kill(pid, rustix::process::Signal::KILL),
+                    // A network namespace lives as long as it is mounted.
+                    Thing::Mount(path) => drop(imp_sys::netns::remove_at(&path)),
+                    Thing::Socket(_)
+                    | Thing::Cgroup(_)
+                    | Thing::NetworkDevice(_)
+                    | Thing::Table(_)
+                    | Thing::File(_) => {}
                 }
             }
         }

@@ -2,13 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-mod crash;
-mod ends;
-mod host;
-mod hostile;
-mod inside;
-mod ledger;
-mod many;
-mod network;
-mod owner;
-mod reach;
+/// The driver under test.
+const DRIVER: imp_runtime::DriverChoice = imp_runtime::DriverChoice::Qemu;
+
+#[path = "list.rs"]
+mod engine;

@@ -6,63 +6,67 @@ use imp_runtime::VmId;
 use imp_runtime::status::{Event, Outcome, StageName, State};
 use tokio::time::timeout;
 
+use super::driver::on_driver;
 use super::host::{Host, LONG, outcome, start};
 
 const AT_ONCE: usize = 8;
 const ROUNDS: usize = 50;
 
-#[tokio::test]
-async fn fifty_rounds_eight_at_once_leave_nothing_and_no_launch_waits_for_another() {
-    let host = Host::new();
-    let runtime = host.open().await;
-    let mut ids: Vec<VmId> = Vec::new();
+#[test]
+fn fifty_rounds_eight_at_once_leave_nothing_and_no_launch_waits_for_another() {
+    on_driver(async {
+        let host = Host::new();
+        let runtime = host.open().await;
+        let mut ids: Vec<VmId> = Vec::new();
 
-    // The first eight run at the same time, and all have been spawned before the first has booted.
-    let mut events = runtime.subscribe();
-    let names: Vec<String> = (0..AT_ONCE).map(|number| format!("first-{number}")).collect();
-    let starts = names.iter().map(|name| start(&runtime, host.spec(name, &["sleep", "1000"])));
-    ids.extend(futures_util::future::join_all(starts).await);
-    let (mut spawned, mut running) = (HashSet::new(), HashSet::new());
-    while running.len() < AT_ONCE {
-        let Event::Changed(status) = timeout(LONG, events.recv()).await.expect("in time").unwrap() else {
-            continue;
+        // The first eight run at the same time, and all have been spawned before the first has booted.
+        let mut events = runtime.subscribe();
+        let names: Vec<String> = (0..AT_ONCE).map(|number| format!("first-{number}")).collect();
+        let starts = names.iter().map(|name| start(&runtime, host.spec(name, &["sleep", "1000"])));
+        ids.extend(futures_util::future::join_all(starts).await);
+        let (mut spawned, mut running) = (HashSet::new(), HashSet::new());
+        while running.len() < AT_ONCE {
+            let Event::Changed(status) = timeout(LONG, events.recv()).await.expect("in time").unwrap() else {
+                continue;
+            };
+            assert_ne!(status.state, State::Stopped, "{:?}", status.outcome);
+            if status.stages.iter().any(|stage| stage.name == StageName::Spawned) {
+                spawned.insert(status.id.clone());
+            }
+            if status.state == State::Running {
+                assert_eq!(spawned.len(), AT_ONCE, "one runs before all have been spawned");
+                running.insert(status.id.clone());
+            }
+        }
+        assert_eq!(runtime.machine().vms as usize, AT_ONCE);
+        let stops = ids.iter().map(|id| runtime.stop(id, None));
+        for stopped in futures_util::future::join_all(stops).await {
+            let ended = Outcome::Signalled { signal: 15, out_of_memory: false, timed_out: false };
+            assert_eq!(stopped.unwrap().outcome, Some(ended));
+        }
+
+        // The rest in lanes: each takes the next round when its last one is over.
+        let rounds = std::cell::Cell::new(AT_ONCE);
+        let lane = || async {
+            let mut ids = Vec::new();
+            while rounds.get() < ROUNDS {
+                let round = rounds.replace(rounds.get() + 1);
+                let id =
+                    start(&runtime, host.shell(&format!("round-{round}"), &format!("exit {}", round % 7)))
+                        .await;
+                assert_eq!(outcome(&runtime, &id).await, Outcome::Exited { code: (round % 7) as u8 });
+                runtime.remove(&id).await.unwrap();
+                ids.push(id);
+            }
+            ids
         };
-        assert_ne!(status.state, State::Stopped, "{:?}", status.outcome);
-        if status.stages.iter().any(|stage| stage.name == StageName::Spawned) {
-            spawned.insert(status.id.clone());
+        let lanes = futures_util::future::join_all((0..AT_ONCE / 2).map(|_| lane())).await;
+        ids.extend(lanes.into_iter().flatten());
+        assert_eq!(ids.len(), ROUNDS);
+        for id in ids.iter().take(AT_ONCE) {
+            runtime.remove(id).await.unwrap();
         }
-        if status.state == State::Running {
-            assert_eq!(spawned.len(), AT_ONCE, "one runs before all have been spawned");
-            running.insert(status.id.clone());
-        }
-    }
-    assert_eq!(runtime.machine().vms as usize, AT_ONCE);
-    let stops = ids.iter().map(|id| runtime.stop(id, None));
-    for stopped in futures_util::future::join_all(stops).await {
-        let ended = Outcome::Signalled { signal: 15, out_of_memory: false, timed_out: false };
-        assert_eq!(stopped.unwrap().outcome, Some(ended));
-    }
-
-    // The rest in lanes: each takes the next round when its last one is over.
-    let rounds = std::cell::Cell::new(AT_ONCE);
-    let lane = || async {
-        let mut ids = Vec::new();
-        while rounds.get() < ROUNDS {
-            let round = rounds.replace(rounds.get() + 1);
-            let id =
-                start(&runtime, host.shell(&format!("round-{round}"), &format!("exit {}", round % 7))).await;
-            assert_eq!(outcome(&runtime, &id).await, Outcome::Exited { code: (round % 7) as u8 });
-            runtime.remove(&id).await.unwrap();
-            ids.push(id);
-        }
-        ids
-    };
-    let lanes = futures_util::future::join_all((0..AT_ONCE / 2).map(|_| lane())).await;
-    ids.extend(lanes.into_iter().flatten());
-    assert_eq!(ids.len(), ROUNDS);
-    for id in ids.iter().take(AT_ONCE) {
-        runtime.remove(id).await.unwrap();
-    }
-    drop(runtime);
-    host.assert_nothing_left(&ids);
+        drop(runtime);
+        host.assert_nothing_left(&ids);
+    });
 }

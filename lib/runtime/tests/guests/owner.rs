@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use imp_runtime::spec::{Environment, VmSpec};
+use imp_runtime::spec::{BridgeSettings, Environment, VmSpec};
 use imp_runtime::status::{Event, State, VmStatus};
 use imp_runtime::{Config, Runtime};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ struct Orders {
     data: PathBuf,
     runtime: PathBuf,
     guest_agent: PathBuf,
+    firecracker: Option<PathBuf>,
     vms: Vec<(VmSpec, Then)>,
 }
 
@@ -44,8 +45,17 @@ fn owner_process() {
 }
 
 async fn own(orders: Orders) {
-    let Orders { data, runtime, guest_agent, vms } = orders;
-    let runtime = Runtime::open(Config { data, runtime, guest_agent, qemu: None }).await.unwrap();
+    let Orders { data, runtime, guest_agent, firecracker, vms } = orders;
+    let config = Config {
+        data,
+        runtime,
+        guest_agent,
+        driver: crate::DRIVER,
+        firecracker,
+        qemu: None,
+        bridge: BridgeSettings::default(),
+    };
+    let runtime = Runtime::open(config).await.unwrap();
     let mut events = runtime.subscribe();
     let mut thens = std::collections::HashMap::new();
     for (mut spec, then) in vms {
@@ -106,15 +116,15 @@ impl Owner {
         vms: Vec<(VmSpec, Then)>,
         user: Option<User>,
     ) -> Self {
-        let Config { data, runtime, guest_agent, .. } = config;
+        let Config { data, runtime, guest_agent, firecracker, .. } = config;
         // Not below the host's directories: it is none of theirs.
         let orders = host.path().with_extension("orders");
-        let text = serde_json::to_vec(&Orders { data, runtime, guest_agent, vms }).unwrap();
+        let text = serde_json::to_vec(&Orders { data, runtime, guest_agent, firecracker, vms }).unwrap();
         std::fs::write(&orders, text).unwrap();
         let program = user.as_ref().map_or_else(|| std::env::current_exe().unwrap(), |u| u.program.clone());
         let mut command = Command::new(program);
         command
-            .args(["--exact", "owner::owner_process", "--ignored", "--nocapture"])
+            .args(["--exact", "engine::owner::owner_process", "--ignored", "--nocapture"])
             .env(ORDERS, &orders)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

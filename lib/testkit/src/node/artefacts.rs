@@ -1,7 +1,7 @@
 //! Where everything is that a node is made of.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::machine::{self, Error};
 
@@ -35,8 +35,7 @@ pub(super) fn modules() -> Result<PathBuf, Error> {
 
 /// The static program that is PID 1 of nodes and their guard on the host.
 pub(super) fn node_program() -> Result<PathBuf, Error> {
-    let programs = env::var_os(PROGRAMS).ok_or(Error::Variable { variable: PROGRAMS })?;
-    existing(Path::new(&programs).join("imp-node"))
+    machine::node_program()
 }
 
 /// Names the folder of the programs that `./dev` has built.

@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use bytes::{Buf, Bytes};
@@ -15,6 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::Links;
+use super::left_out::LeftOut;
 
 /// Largest piece that is sent at once.
 const CHUNK: usize = 256 << 10;
@@ -22,7 +24,10 @@ const CHUNK: usize = 256 << 10;
 const QUEUE: usize = 4;
 
 /// An archive that comes from a VM.
-pub(super) struct Chunks(mpsc::Receiver<Result<Bytes, Status>>);
+pub(super) struct Chunks {
+    data: mpsc::Receiver<Result<Bytes, Status>>,
+    left_out: Arc<Mutex<LeftOut>>,
+}
 
 pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> anyhow::Result<Chunks> {
     let request = ReadArchiveRequest {
@@ -31,11 +36,19 @@ pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> 
     };
     let answer = FilesClient::new(connection).read_archive(request).await;
     let mut stream = answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner();
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, data) = mpsc::channel(QUEUE);
+    let left_out = Arc::<Mutex<LeftOut>>::default();
+    let sockets = Arc::clone(&left_out);
     tokio::spawn(async move {
         loop {
             let chunk = match stream.message().await {
-                Ok(Some(chunk)) => Ok(chunk.data),
+                Ok(Some(chunk)) => {
+                    let mut sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
+                    for name in chunk.left_out {
+                        sockets.add(Path::new(OsStr::from_bytes(&name)), "a socket");
+                    }
+                    Ok(chunk.data)
+                }
                 Ok(None) => return,
                 Err(status) => Err(status),
             };
@@ -45,10 +58,15 @@ pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> 
             }
         }
     });
-    Ok(Chunks(receiver))
+    Ok(Chunks { data, left_out })
 }
 
 impl Chunks {
+    /// What the archive does not hold; all of it is known at the archive's end.
+    pub(super) fn left_out(&self) -> Arc<Mutex<LeftOut>> {
+        Arc::clone(&self.left_out)
+    }
+
     /// For a thread that may block.
     pub(super) fn into_reader(self) -> impl Read {
         Reader { chunks: self, current: Bytes::new() }
@@ -63,7 +81,7 @@ struct Reader {
 impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
-            match self.chunks.0.blocking_recv() {
+            match self.chunks.data.blocking_recv() {
                 Some(Ok(chunk)) => self.current = chunk,
                 Some(Err(status)) => return Err(io::Error::other(status.message().to_owned())),
                 None => return Ok(0),

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use imp_sys::sparse;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod,
     futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 
 use super::Owners;
+use super::left_out::LeftOut;
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -25,6 +27,7 @@ const NEW_FILE: OFlags =
     OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Bytes of headers, long names and extended records before one member: the library keeps them in memory.
 const MOST_RECORDS: u64 = 1 << 20;
+const BUFFER: usize = 256 << 10;
 /// Directories whose mode and time are set at the end.
 const MOST_DIRECTORIES: usize = 1 << 18;
 
@@ -50,12 +53,6 @@ pub(super) enum Error {
     NotOne(PathBuf),
 }
 
-/// What there was and was not unpacked.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct LeftOut {
-    pub(super) devices: u64,
-}
-
 /// `rename`: the name that the archive's only member gets.
 pub(super) fn unpack(
     reader: impl Read,
@@ -66,7 +63,13 @@ pub(super) fn unpack(
     let top = openat(CWD, directory, DIRECTORY, Mode::empty())
         .map_err(|error| Error::Top { path: directory.to_owned(), source: error.into() })?;
     let allowance = Cell::new(MOST_RECORDS);
-    let mut unpacker = Unpacker { top, owners, directories: Vec::new(), left_out: LeftOut::default() };
+    let mut unpacker = Unpacker {
+        top,
+        owners,
+        directories: Vec::new(),
+        left_out: LeftOut::default(),
+        buffer: vec![0; BUFFER],
+    };
     let mut archive = Archive::new(Bounded { inner: reader, allowance: &allowance });
     for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
         let mut entry = entry.map_err(Error::Archive)?;
@@ -137,6 +140,7 @@ struct Unpacker {
     /// Set at the end: a directory may be read-only, and what is made in it changes its time.
     directories: Vec<(PathBuf, Attributes)>,
     left_out: LeftOut,
+    buffer: Vec<u8>,
 }
 
 #[derive(Clone, Copy)]
@@ -169,8 +173,11 @@ impl Unpacker {
                 clear(&parent, name).map_err(failed)?;
                 let file = openat(&parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(failed)?;
                 let mut file = std::fs::File::from(file);
-                io::copy(entry, &mut file)
-                    .map_err(|source| Error::Member { path: path.to_owned(), source })?;
+                sparse::copy(entry, &mut file, &mut self.buffer, || true).map_err(|error| match error {
+                    sparse::Error::Read(source) => Error::Archive(source),
+                    sparse::Error::Write(source) => Error::Member { path: path.to_owned(), source },
+                    sparse::Error::Unwanted => Error::Archive(io::ErrorKind::BrokenPipe.into()),
+                })?;
                 set(&file, attributes).map_err(failed)?;
             }
             EntryType::Symlink => {
@@ -193,7 +200,7 @@ impl Unpacker {
                 mknodat(&parent, name, FileType::Fifo, attributes.mode, 0).map_err(failed)?;
                 own(&parent, name, attributes).map_err(failed)?;
             }
-            EntryType::Char | EntryType::Block => self.left_out.devices += 1,
+            EntryType::Char | EntryType::Block => self.left_out.add(path, "a device"),
             // Records of the archive itself, and kinds that nobody has thought of yet.
             _ => {}
         }

@@ -67,6 +67,10 @@ impl Row for Shown {
         vec![names, self.short(), self.platform.clone(), self.age.clone(), show_bytes(self.size), disk]
     }
 
+    fn id(&self) -> String {
+        self.digest.clone()
+    }
+
     fn name(&self) -> String {
         self.names.first().unwrap_or(&self.digest).clone()
     }

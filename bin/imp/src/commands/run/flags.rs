@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use imp_runtime::spec::{Bytes, CopiedMount, DiskSize, Memory, MountAccess, PublishedPort};
+use imp_runtime::spec::{Allow, Bytes, Cidr, CopiedMount, DiskSize, Memory, MountAccess, PublishedPort};
 
 use crate::terminal::DetachKeys;
 use crate::value;
@@ -27,14 +27,14 @@ pub(crate) struct Run {
     #[arg(required = true, trailing_var_arg = true, value_name = "IMAGE [COMMAND]")]
     pub(crate) image_and_command: Vec<std::ffi::OsString>,
 
-    /// Send this command's input to the program
+    /// Send this command's input to the program; with -d its input stays open, for `imp attach`
     #[arg(short, long)]
     pub(crate) interactive: bool,
     /// Give the program a terminal
     #[arg(short, long)]
     pub(crate) tty: bool,
     /// Print the VM's id and leave it running
-    #[arg(short, long, conflicts_with_all = ["interactive", "timings"])]
+    #[arg(short, long, conflicts_with = "timings")]
     pub(crate) detach: bool,
     /// Remove the VM with its disk and logs when the program has ended
     #[arg(long)]
@@ -65,7 +65,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
     /// Signal that asks the program to end [default: the image's, else SIGTERM]
-    #[arg(long, value_name = "SIGNAL")]
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
     pub(crate) stop_signal: Option<String>,
     /// Time between that signal and the end of the machine, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = value::duration)]
@@ -81,12 +81,30 @@ pub(crate) struct Run {
     pub(crate) mounts: Vec<Mount>,
     /// Lead a port of this machine to one of the guest; without HOST-PORT a free one is taken. May be repeated
     ///
-    /// Without ADDRESS every IPv4 address of this machine is listened on, as docker does; write 127.0.0.1 to keep it here.
+    /// Without ADDRESS it is every IPv4 address of this machine, as docker does; write 127.0.0.1 to keep it here. In a
+    /// bridge network connections reach the guest's address there, else its loopback.
     #[arg(short, long = "publish", value_name = "[[ADDRESS:]HOST-PORT:]GUEST-PORT")]
     pub(crate) publish: Vec<Published>,
-    /// What the guest reaches: `user` what this machine reaches but not its loopback, `none` nothing [default: user]
+    /// What connects the guest [default: what the driver does best; `bridge` with Firecracker, `user` with QEMU]
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) network: Option<Network>,
+    /// What the guest may reach beside what --allow and --deny name; implies --network bridge [default: allow]
+    ///
+    /// Cloud metadata, link-local addresses and this machine's own addresses are never reached.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) egress: Option<EgressDefault>,
+    /// Something that the guest may reach; implies --network bridge, and --egress deny unless that says otherwise
+    ///
+    /// TARGET is an address, a network as in 10.0.0.0/8, a name, or `*.` and a name for all below it. PORTS is a number
+    /// or FIRST-LAST, of TCP unless `/udp` follows; IPv6 stands in brackets before it. May be repeated.
+    #[arg(long, value_name = "TARGET[:PORTS]")]
+    pub(crate) allow: Vec<Allow>,
+    /// An address or network that the guest may not reach, whatever is allowed; implies --network bridge. May be repeated
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) deny: Vec<Denied>,
+    /// Give the guest IPv6 too; implies --network bridge
+    #[arg(long)]
+    pub(crate) ipv6: bool,
 
     /// Processors of the guest; a part limits their time, as in 1.5 [default: 1]
     #[arg(long, value_name = "NUMBER", value_parser = value::cpu_millis)]
@@ -133,10 +151,32 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
-    /// What this machine reaches, but not its loopback
+    /// A tap with filters and translation in the kernel; needs root
+    Bridge,
+    /// A process without privileges: what this machine reaches, but not its loopback; QEMU only
     User,
     /// Nothing but its own loopback
     None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EgressDefault {
+    /// Everything
+    Allow,
+    /// Nothing
+    Deny,
+}
+
+/// `--deny`: a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Denied(pub(crate) Cidr);
+
+impl FromStr for Denied {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        text.parse().map(Self).map_err(|_| Error::Denied(text.to_owned()))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -151,6 +191,12 @@ pub(crate) enum Pull {
 
 fn memory(text: &str) -> anyhow::Result<Memory> {
     Ok(Memory::from_bytes(value::bytes(text)?)?)
+}
+
+/// As it is written; the guest gets it like that.
+fn signal(text: &str) -> anyhow::Result<String> {
+    imp_protocol::signal::number(text)?;
+    Ok(text.to_owned())
 }
 
 fn disk(text: &str) -> anyhow::Result<DiskSize> {
@@ -173,6 +219,10 @@ pub(crate) enum Error {
     NamedVolume(String),
     #[error("{0:?} is not an absolute path in the guest")]
     Relative(String),
+    #[error(
+        "nothing can be copied to {0:?}: /proc, /sys, /dev and /.imp belong to the guest's kernel and to Imp; any other path is free, /dev/shm too"
+    )]
+    Reserved(String),
     #[error("write type=copy,source=PATH,target=PATH and optionally readonly; {0:?} is none of these")]
     Mount(String),
     #[error("`source` and `target` must both be there")]
@@ -183,6 +233,8 @@ pub(crate) enum Error {
     Protocol,
     #[error("write nofile=NUMBER; other limits are for the guest itself to set")]
     Ulimit,
+    #[error("{0:?} is neither an address nor a network as in 10.0.0.0/8")]
+    Denied(String),
 }
 
 impl FromStr for Volume {
@@ -229,8 +281,26 @@ fn mount(source: &str, target: &str, access: MountAccess) -> Result<CopiedMount,
     if !Path::new(target).is_absolute() {
         return Err(Error::Relative(target.to_owned()));
     }
+    if is_reserved(target) {
+        return Err(Error::Reserved(target.to_owned()));
+    }
     let relative = || Error::Relative(target.to_owned());
     Ok(CopiedMount { source: source.into(), target: Bytes::new(target).map_err(|_| relative())?, access })
+}
+
+/// Whether a path of the guest leads to what its kernel makes up, or what the agent needs. `..` is taken as if no
+/// directory were a link; what a link leads to is known in the guest only.
+fn is_reserved(target: &str) -> bool {
+    let mut path = std::path::PathBuf::from("/");
+    for component in Path::new(target).components() {
+        match component {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir => drop(path.pop()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    ["/proc", "/sys", "/dev", "/.imp"].iter().any(|reserved| path.starts_with(reserved))
+        && !path.starts_with("/dev/shm")
 }
 
 /// `-p`: a port of this machine and one of the guest.
@@ -299,6 +369,12 @@ mod tests {
         assert_eq!(volume(".:/b:rw"), Ok(copied(".", "/b", MountAccess::ReadWrite)));
         assert_eq!(volume("data:/b"), Err(Error::NamedVolume("data".into())));
         assert_eq!(volume("/a:b"), Err(Error::Relative("b".into())));
+        for reserved in ["/proc", "/proc/sys", "//sys/", "/dev/../dev/null", "/a/../.imp"] {
+            assert_eq!(volume(&format!("/a:{reserved}")), Err(Error::Reserved(reserved.into())));
+        }
+        for free in ["/process", "/dev/shm/a", "/proc/../a", "/a/proc"] {
+            assert!(volume(&format!("/a:{free}")).is_ok(), "{free}");
+        }
         for bad in ["/a", "/a:/b:z", "/a:/b:ro:x", ":/b"] {
             assert_eq!(volume(bad), Err(Error::Volume), "{bad}");
         }

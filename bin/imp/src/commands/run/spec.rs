@@ -6,13 +6,15 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+use imp_protocol::signal;
 use imp_runtime::spec::{
-    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, KernelChoice, Limits,
-    MainProcess, Memory, NetworkMode, NotASize, Stdin, Terminal, VmName, VmSpec, WhenStopped,
+    Arguments, BaseDisk, BridgeWishes, Bytes, CopiedMount, Cpus, DiskSize, Egress, Environment, HostName,
+    IpVersions, KernelChoice, Limits, MainProcess, Memory, NetworkMode, NotASize, Otherwise, Stdin, Terminal,
+    VmName, VmSpec, WhenStopped,
 };
 use imp_storage::image::config::ImageConfig;
 
-use super::flags::{Network, Run};
+use super::flags::{EgressDefault, Network, Run};
 use crate::settings::RunDefaults;
 use crate::value;
 
@@ -30,6 +32,8 @@ pub(crate) enum Error {
     RelativeWorkdir(String),
     #[error("{0:?} is not a label: write KEY=VALUE")]
     Label(String),
+    #[error("the image's stop signal; say another one with --stop-signal")]
+    ImageStopSignal(#[source] signal::Unknown),
     #[error("in the settings file, run.{name} = {value:?}")]
     Setting {
         name: &'static str,
@@ -37,7 +41,7 @@ pub(crate) enum Error {
         #[source]
         source: value::Error,
     },
-    #[error("in the settings file, run.network = {0:?}: write user or none")]
+    #[error("in the settings file, run.network = {0:?}: write bridge, user or none")]
     NetworkSetting(String),
     #[error(transparent)]
     Size(#[from] NotASize),
@@ -91,7 +95,7 @@ pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<V
             working_directory: Bytes::new(working_directory(run, image)?)?,
             terminal: if run.tty { Some(world.terminal.unwrap_or_else(no_window)) } else { None },
             stdin: if run.interactive { Stdin::Attached } else { Stdin::Null },
-            stop_signal: run.stop_signal.clone().unwrap_or_else(|| image.stop_signal.clone()),
+            stop_signal: stop_signal(run, image)?,
             open_files: run.ulimits.last().map(|limit| limit.open_files),
         },
         name,
@@ -101,6 +105,7 @@ pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<V
         scratch,
         hostname,
         network: network(run, defaults)?,
+        bridge: bridge(run),
         ports: run.publish.iter().map(|port| port.0).collect(),
         mounts: world.mounts,
         labels: labels(run, image)?,
@@ -195,17 +200,49 @@ fn working_directory(run: &Run, image: &ImageConfig) -> Result<String, Error> {
     }
 }
 
+/// Empty: the agent's default. An image's is checked here, where nothing has been started for it yet.
+fn stop_signal(run: &Run, image: &ImageConfig) -> Result<String, Error> {
+    match &run.stop_signal {
+        Some(signal) => Ok(signal.clone()),
+        None if image.stop_signal.is_empty() => Ok(String::new()),
+        None => {
+            let signal = &image.stop_signal;
+            signal::number(signal).map_err(Error::ImageStopSignal).map(|_| signal.clone())
+        }
+    }
+}
+
 /// A terminal that nobody looks at.
 fn no_window() -> Terminal {
     Terminal { rows: 24, columns: 80, term: String::new() }
 }
 
-fn network(run: &Run, defaults: &RunDefaults) -> Result<NetworkMode, Error> {
-    match (run.network, defaults.network.as_deref()) {
-        (Some(Network::User), _) | (None, None | Some("user")) => Ok(NetworkMode::User),
-        (Some(Network::None), _) | (None, Some("none")) => Ok(NetworkMode::None),
-        (None, Some(other)) => Err(Error::NetworkSetting(other.to_owned())),
-    }
+/// Absent: what the driver does best.
+fn network(run: &Run, defaults: &RunDefaults) -> Result<Option<NetworkMode>, Error> {
+    Ok(match (run.network, defaults.network.as_deref()) {
+        (Some(Network::Bridge), _) | (None, Some("bridge")) => Some(NetworkMode::Bridge),
+        (Some(Network::User), _) | (None, Some("user")) => Some(NetworkMode::User),
+        (Some(Network::None), _) | (None, Some("none")) => Some(NetworkMode::None),
+        (None, None) => None,
+        (None, Some(other)) => return Err(Error::NetworkSetting(other.to_owned())),
+    })
+}
+
+/// What is allowed by name is allowed alone, unless that is said to be otherwise.
+fn bridge(run: &Run) -> BridgeWishes {
+    let otherwise = match run.egress {
+        Some(EgressDefault::Allow) => Some(Otherwise::Allow),
+        Some(EgressDefault::Deny) => Some(Otherwise::Refuse),
+        None if !run.allow.is_empty() => Some(Otherwise::Refuse),
+        None => (!run.deny.is_empty()).then_some(Otherwise::Allow),
+    };
+    let egress = otherwise.map(|otherwise| Egress {
+        otherwise,
+        refuse: run.deny.iter().map(|denied| denied.0.network()).collect(),
+        allow: run.allow.clone(),
+    });
+    let versions = if run.ipv6 { IpVersions::Both } else { IpVersions::Ipv4 };
+    BridgeWishes { egress, versions }
 }
 
 fn labels(run: &Run, image: &ImageConfig) -> Result<BTreeMap<String, String>, Error> {

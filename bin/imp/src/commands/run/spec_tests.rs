@@ -2,7 +2,9 @@ use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU16;
 
 use clap::Parser;
-use imp_runtime::spec::{BaseDisk, KernelChoice, NetworkMode, Stdin, Terminal, VmSpec, WhenStopped};
+use imp_runtime::spec::{
+    BaseDisk, IpVersions, KernelChoice, NetworkMode, Otherwise, Stdin, Terminal, VmSpec, WhenStopped,
+};
 use imp_storage::image::config::ImageConfig;
 
 use super::spec::{Error, World, spec};
@@ -148,10 +150,23 @@ fn user_directory_and_stop_signal_are_the_flags_or_else_the_images() {
 }
 
 #[test]
+fn a_stop_signal_that_is_none_is_refused_whoever_names_it() {
+    let line = ["imp", "run", "--stop-signal", "SIGFOO", "image", "x"];
+    assert!(Arguments::try_parse_from(line).is_err());
+    let config = r#"{"StopSignal":"SIGFOO"}"#;
+    let of_image = Case { config, ..Case::default() }.spec(&["image", "x"]).unwrap_err();
+    assert!(matches!(of_image, Error::ImageStopSignal(_)), "{of_image:?}");
+    // A flag makes up for it.
+    let spec = spec_of(config, &["--stop-signal", "rtmin+3", "image", "x"]);
+    assert_eq!(spec.main.stop_signal, "rtmin+3");
+}
+
+#[test]
 fn sizes_come_from_flags_then_settings_then_defaults() {
     let spec = spec_of("{}", &["i", "x"]);
     assert_eq!((spec.cpus.get(), spec.memory.mib(), spec.scratch.mib()), (1, 256, 10 << 10));
-    assert_eq!((spec.network, spec.when_stopped), (NetworkMode::User, WhenStopped::Keep));
+    assert_eq!((spec.network, spec.when_stopped), (None, WhenStopped::Keep));
+    assert!(spec.bridge.is_none());
     let defaults = RunDefaults {
         memory: Some("1g".into()),
         cpus: Some("2".into()),
@@ -160,10 +175,27 @@ fn sizes_come_from_flags_then_settings_then_defaults() {
     };
     let spec = Case { defaults, ..Case::default() }.spec(&["-m", "128m", "--rm", "i", "x"]).unwrap();
     assert_eq!((spec.cpus.get(), spec.memory.mib()), (2, 128));
-    assert_eq!((spec.network, spec.when_stopped), (NetworkMode::None, WhenStopped::Remove));
+    assert_eq!((spec.network, spec.when_stopped), (Some(NetworkMode::None), WhenStopped::Remove));
     let wrong = RunDefaults { memory: Some("lots".into()), ..RunDefaults::default() };
     let error = Case { defaults: wrong, ..Case::default() }.spec(&["i", "x"]).unwrap_err();
     assert!(error.to_string().contains("run.memory"), "{error}");
+}
+
+#[test]
+fn what_is_allowed_is_allowed_alone_unless_that_is_said_to_be_otherwise() {
+    let egress = |line: &[&str]| {
+        let line: Vec<&str> = line.iter().copied().chain(["i", "x"]).collect();
+        spec_of("{}", &line).bridge.egress
+    };
+    assert_eq!(egress(&[]), None);
+    let only = egress(&["--allow", "10.0.0.0/8:443", "--allow", "*.example.com"]).unwrap();
+    assert_eq!((only.otherwise, only.allow.len()), (Otherwise::Refuse, 2));
+    let denied = egress(&["--deny", "10.1.2.3/8"]).unwrap();
+    assert_eq!((denied.otherwise, denied.refuse), (Otherwise::Allow, vec!["10.0.0.0/8".parse().unwrap()]));
+    assert_eq!(egress(&["--egress", "deny"]).unwrap().otherwise, Otherwise::Refuse);
+    let both = egress(&["--egress", "allow", "--allow", "10.0.0.1", "--deny", "10.0.0.0/8"]).unwrap();
+    assert_eq!((both.otherwise, both.allow.len(), both.refuse.len()), (Otherwise::Allow, 1, 1));
+    assert_eq!(spec_of("{}", &["--ipv6", "i", "x"]).bridge.versions, IpVersions::Both);
 }
 
 #[test]

@@ -38,7 +38,11 @@ impl Guest {
     }
 
     pub(crate) fn with_mac(networks: &Networks, vm: &VmName, mac: Mac) -> Self {
-        let device = networks.inside(vm, || imp_sys::tap::open(TAP, Frames::Bare)).unwrap().unwrap();
+        Self::on(networks.inside(vm, || imp_sys::tap::open(TAP, Frames::Bare)).unwrap().unwrap(), mac)
+    }
+
+    /// On a tap that is open.
+    pub(crate) fn on(device: OwnedFd, mac: Mac) -> Self {
         rustix::fs::fcntl_setfl(&device, OFlags::RDWR | OFlags::NONBLOCK).unwrap();
         let mut tap = Tap { device, received: Vec::new() };
         let config = Config::new(HardwareAddress::Ethernet(EthernetAddress(mac.0)));
@@ -129,14 +133,18 @@ impl Guest {
         let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 8], vec![0; 8192]);
         let handle = self.sockets.add(udp::Socket::new(buffer(), buffer()));
         let port = self.port();
-        let socket = self.sockets.get_mut::<udp::Socket<'_>>(handle);
-        socket.bind(port).unwrap();
-        socket.send_slice(text.as_bytes(), to).unwrap();
+        self.sockets.get_mut::<udp::Socket<'_>>(handle).bind(port).unwrap();
+        self.send_on(handle, to, text);
+        handle
+    }
+
+    /// Sends another datagram from the same port.
+    pub(crate) fn send_on(&mut self, handle: SocketHandle, to: SocketAddr, text: &str) {
+        self.sockets.get_mut::<udp::Socket<'_>>(handle).send_slice(text.as_bytes(), to).unwrap();
         self.until("sending", |guest| {
             let queued = guest.sockets.get_mut::<udp::Socket<'_>>(handle).send_queue();
             (queued == 0).then_some(())
         });
-        handle
     }
 
     /// Sends a datagram and waits for its answer.

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use serde_json::json;
 
 use crate::status::Accelerator;
-use crate::vmm::{Access, BootConfig, Drive, DriveLimit};
+use crate::vmm::{Access, Attachment, BootConfig, Drive, DriveLimit};
 
 /// Upper bound of the emulator's cache of translated code.
 pub(super) const TRANSLATION_CACHE_MIB: u64 = 128;
@@ -19,7 +19,7 @@ pub(super) struct Host {
     pub tsc_khz: Option<u64>,
 }
 
-/// Descriptors that QEMU inherits, by number: three listening sockets, and one that is connected to the network.
+/// Descriptors that QEMU inherits, by number: three listening sockets, and what the network is attached to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Descriptors {
     pub monitor: RawFd,
@@ -27,6 +27,9 @@ pub(super) struct Descriptors {
     pub console: RawFd,
     pub network: Option<RawFd>,
 }
+
+/// Name of the channel in the guest.
+const CHANNEL: &str = "imp.agent.0";
 
 /// The name of the process, which no other has.
 pub(super) fn name(id: &str) -> String {
@@ -67,12 +70,18 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
     args.pair("-chardev", format!("socket,id=channel,fd={},server=on,wait=off", fds.channel));
     args.pair(
         "-device",
-        format!("virtserialport,bus=serial0.0,nr=1,chardev=channel,name={},id=channel0", boot.channel),
+        format!("virtserialport,bus=serial0.0,nr=1,chardev=channel,name={CHANNEL},id=channel0"),
     );
 
     drives(&mut args, &boot.drives, boot.drive_limit);
     if let (Some(network), Some(fd)) = (&boot.network, fds.network) {
-        args.pair("-netdev", format!("stream,id=net0,server=off,addr.type=fd,addr.str={fd}"));
+        args.pair(
+            "-netdev",
+            match network.attachment {
+                Attachment::Stream(_) => format!("stream,id=net0,server=off,addr.type=fd,addr.str={fd}"),
+                Attachment::Tap { .. } => format!("tap,id=net0,fd={fd},vhost=off"),
+            },
+        );
         // The announcement after a restore dead-locks the network of Linux 6.12 guests.
         args.pair(
             "-device",
@@ -96,6 +105,7 @@ fn command_line(boot: &BootConfig, host: Host) -> String {
         line.push(' ');
         line.push_str(&boot.command_line);
     }
+    line.push_str(&format!(" imp.channel={CHANNEL}"));
     line
 }
 
@@ -166,23 +176,25 @@ mod tests {
 
     use super::*;
     use crate::spec::{Cpus, Memory};
-    use crate::vmm::NetworkDevice;
+    use crate::vmm::{Changes, NetworkDevice, Origin};
 
     fn boot() -> BootConfig {
         BootConfig {
             id: "00ff00ff00ff00ff".into(),
+            user: None,
+            origin: Origin::Boot,
+            changes: Changes::NotNoted,
             cpus: Cpus::new(2).unwrap(),
             memory: Memory::from_bytes(256 << 20).unwrap(),
             kernel: "/k/vmlinux".into(),
             initramfs: "/i".into(),
-            command_line: "imp.channel=c".into(),
+            command_line: "imp.base=/dev/vda".into(),
             drives: vec![
                 Drive { id: "base", path: "/d/a,b\"c".into(), access: Access::ReadOnly },
                 Drive { id: "scratch", path: "/d/s".into(), access: Access::Private },
             ],
             drive_limit: DriveLimit::default(),
             network: None,
-            channel: "imp.agent.0".into(),
         }
     }
 
@@ -202,12 +214,14 @@ mod tests {
     fn only_an_emulated_guest_is_told_the_rate_of_the_host_s_clock() {
         assert_eq!(
             values(&text(&boot(), EMULATED), "-append"),
-            ["console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.channel=c"]
+            [
+                "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.base=/dev/vda imp.channel=imp.agent.0"
+            ]
         );
         let kvm = Host { accelerator: Accelerator::Kvm, ..EMULATED };
         assert_eq!(
             values(&text(&boot(), kvm), "-append"),
-            ["console=ttyS0 quiet reboot=t panic=-1 imp.channel=c"]
+            ["console=ttyS0 quiet reboot=t panic=-1 imp.base=/dev/vda imp.channel=imp.agent.0"]
         );
         assert_eq!(values(&text(&boot(), kvm), "-accel"), ["kvm"]);
     }
@@ -250,8 +264,12 @@ mod tests {
     fn there_is_a_network_device_exactly_when_there_is_a_network() {
         assert!(values(&text(&boot(), EMULATED), "-netdev").is_empty());
         let mut boot = boot();
-        let socket = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        boot.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), socket });
+        let descriptor = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let tap = Attachment::Tap { name: "tap0".into(), namespace: descriptor() };
+        boot.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), attachment: tap });
+        assert_eq!(values(&text(&boot, EMULATED), "-netdev"), ["tap,id=net0,fd=13,vhost=off"]);
+        let attachment = Attachment::Stream(descriptor());
+        boot.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), attachment });
         let args = text(&boot, EMULATED);
         assert_eq!(values(&args, "-netdev"), ["stream,id=net0,server=off,addr.type=fd,addr.str=13"]);
         assert!(args.iter().any(|a| a.contains("mac=52:54:00:00:00:01") && a.contains("guest_announce=off")));

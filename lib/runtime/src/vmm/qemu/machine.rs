@@ -5,13 +5,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use imp_sys::spawn::{Program, spawn_detached};
+use imp_sys::tap::Frames;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -21,7 +22,8 @@ use crate::console::Recorder;
 use crate::layout::VmLayout;
 use crate::process::Process;
 use crate::status::VmmEnd;
-use crate::vmm::{BootConfig, Error, Machine};
+use crate::vmm::snapshot::{SnapshotFiles, SnapshotKind};
+use crate::vmm::{Attachment, BootConfig, Error, Machine, inside, namespace};
 
 /// What QEMU's last words may take to arrive once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -30,23 +32,43 @@ pub(super) fn spawn(program: &Path, host: Host, boot: &BootConfig, vm: &VmLayout
     let monitor = listen(&vm.monitor_socket())?;
     let channel = listen(&vm.channel_socket())?;
     let console = listen(&vm.console_socket())?;
-    let network = boot.network.as_ref().map(|network| network.socket.as_fd());
+    let namespace = namespace(boot);
+    let tap = inside(namespace, || open_tap(boot))??;
+    let network = tap.as_ref().map(AsFd::as_fd).or_else(|| stream(boot));
     let descriptors = Descriptors {
         monitor: monitor.as_raw_fd(),
         channel: channel.as_raw_fd(),
         console: console.as_raw_fd(),
-        network: network.map(|socket| socket.as_raw_fd()),
+        network: network.map(|descriptor| descriptor.as_raw_fd()),
     };
     let arguments = args::arguments(boot, host, descriptors);
     let mut inherited = vec![monitor.as_fd(), channel.as_fd(), console.as_fd()];
     inherited.extend(network);
-    start(program, &arguments, &inherited, vm)
+    start(program, &arguments, &inherited, namespace, vm)
+}
+
+fn stream(boot: &BootConfig) -> Option<BorrowedFd<'_>> {
+    match &boot.network.as_ref()?.attachment {
+        Attachment::Stream(socket) => Some(socket.as_fd()),
+        Attachment::Tap { .. } => None,
+    }
+}
+
+/// The tap of the namespace that the calling thread is in.
+fn open_tap(boot: &BootConfig) -> Result<Option<OwnedFd>, Error> {
+    match boot.network.as_ref().map(|network| &network.attachment) {
+        Some(Attachment::Tap { name, .. }) => imp_sys::tap::open(name, Frames::WithVirtioHeader)
+            .map(Some)
+            .map_err(|source| Error::Tap { name: name.clone(), source }),
+        Some(Attachment::Stream(_)) | None => Ok(None),
+    }
 }
 
 fn start(
     program: &Path,
     arguments: &[std::ffi::OsString],
     inherited: &[BorrowedFd<'_>],
+    namespace: Option<BorrowedFd<'_>>,
     vm: &VmLayout,
 ) -> Result<Process, Error> {
     let open = |path: &Path, options: &OpenOptions| {
@@ -54,16 +76,20 @@ fn start(
     };
     let null: File = open(Path::new("/dev/null"), OpenOptions::new().read(true).write(true))?;
     let log: File = open(&vm.vmm_log(), OpenOptions::new().create(true).append(true))?;
-    let pid = spawn_detached(&Program {
-        path: program,
-        arguments,
-        environment: &[],
-        stdin: null.as_fd(),
-        stdout: log.as_fd(),
-        stderr: log.as_fd(),
-        inherited,
-    })
-    .map_err(|source| Error::Spawn { program: program.to_owned(), source })?;
+    let start = || {
+        spawn_detached(&Program {
+            path: program,
+            arguments,
+            environment: &[],
+            directory: None,
+            stdin: null.as_fd(),
+            stdout: log.as_fd(),
+            stderr: log.as_fd(),
+            inherited,
+        })
+    };
+    let pid =
+        inside(namespace, start)?.map_err(|source| Error::Spawn { program: program.to_owned(), source })?;
     Process::of_child(pid).map_err(Error::Hold)
 }
 
@@ -95,8 +121,24 @@ pub(super) async fn attach(vm: &VmLayout, process: Process) -> Result<Box<dyn Ma
 }
 
 impl Machine for QemuMachine {
-    fn connect_channel(&self) -> BoxFuture<'_, Result<UnixStream, Error>> {
+    fn connect_channel(&self, _patience: Duration) -> BoxFuture<'_, Result<UnixStream, Error>> {
         Box::pin(connect(&self.channel))
+    }
+
+    fn pause(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { self.qmp.execute("stop").await.map(drop).map_err(Error::Monitor) })
+    }
+
+    fn resume(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { self.qmp.execute("cont").await.map(drop).map_err(Error::Monitor) })
+    }
+
+    fn snapshot<'a>(
+        &'a self,
+        _kind: SnapshotKind,
+        _to: &'a SnapshotFiles,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async { Err(Error::NoSnapshot { driver: super::NAME }) })
     }
 
     fn ended(&self) -> BoxFuture<'_, VmmEnd> {

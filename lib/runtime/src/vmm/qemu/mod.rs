@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::{BootConfig, Driver, Error, Machine};
+use super::{BootConfig, Capabilities, Driver, Error, Machine};
 use crate::layout::VmLayout;
 use crate::process::Process;
+use crate::spec::NetworkMode;
 use crate::status::{Accelerator, DriverFacts};
 
 mod args;
@@ -15,6 +16,7 @@ mod machine;
 pub(crate) mod probe;
 pub(crate) mod qmp;
 
+pub(crate) const NAME: &str = "qemu";
 const MIB: u64 = 1 << 20;
 
 pub(crate) struct Qemu {
@@ -26,7 +28,7 @@ pub(crate) struct Qemu {
 impl Qemu {
     pub(crate) fn new(found: &probe::Found) -> Self {
         let facts = DriverFacts {
-            name: "qemu".into(),
+            name: NAME.into(),
             version: found.version.clone(),
             accelerator: found.accelerator(),
             why: found.why(),
@@ -34,11 +36,25 @@ impl Qemu {
         let host = args::Host { accelerator: facts.accelerator, tsc_khz: found.tsc_khz };
         Self { program: found.program.clone(), facts, host }
     }
+
+    /// For machines that run already; it starts none.
+    pub(crate) fn of_the_past(facts: DriverFacts) -> Self {
+        let host = args::Host { accelerator: facts.accelerator, tsc_khz: None };
+        Self { program: NAME.into(), facts, host }
+    }
 }
 
 impl Driver for Qemu {
     fn facts(&self) -> &DriverFacts {
         &self.facts
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { snapshots: &[] }
+    }
+
+    fn networks(&self) -> &'static [NetworkMode] {
+        &[NetworkMode::User, NetworkMode::Bridge]
     }
 
     fn program(&self) -> &Path {
@@ -68,7 +84,17 @@ impl Driver for Qemu {
         machine::spawn(&self.program, self.host, boot, vm)
     }
 
-    fn attach<'a>(
+    /// The guest boots when somebody reads its console, which is part of attaching to the machine.
+    fn begin<'a>(
+        &'a self,
+        _boot: &'a BootConfig,
+        vm: &'a VmLayout,
+        process: Process,
+    ) -> BoxFuture<'a, Result<Box<dyn Machine>, Error>> {
+        Box::pin(machine::attach(vm, process))
+    }
+
+    fn adopt<'a>(
         &'a self,
         vm: &'a VmLayout,
         process: Process,

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::process;
 use crate::status::Accelerator;
+use crate::vmm::memory::{self, Circumstances, Freshness};
 
 /// What the probe guest may take: it does 10,000 exits to QEMU, a few hundred milliseconds at the worst where KVM works.
 const GUEST_DEADLINE: Duration = Duration::from_secs(3);
@@ -87,72 +86,21 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error(transparent)]
-    Process(#[from] process::Error),
-}
-
-/// What was found, and what it holds for.
-#[derive(Debug, Serialize, Deserialize)]
-struct Remembered {
-    boot_id: String,
-    binary: Binary,
-    /// Whether /dev/kvm was there, and for whom: a user who gains access must not be told of the time before.
-    device: Option<(u32, u32, u32)>,
-    uid: u32,
-    found: Found,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Binary {
-    path: PathBuf,
-    inode: u64,
-    size: u64,
-    modified: i64,
-}
-
-/// Whether an earlier answer is good enough.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Freshness {
-    /// One of this boot and this binary is.
-    Remembered,
-    Now,
 }
 
 /// Finds out, or remembers. `scratch` is a directory for the probe guest's ROM and the memory of the answer.
 pub(crate) async fn probe(program: &Path, memory: &Path, freshness: Freshness) -> Result<Found, Error> {
-    let binary = identify(program)?;
-    let boot_id = process::boot_id()?;
-    let device = fs::metadata("/dev/kvm").ok().map(|m| (m.mode(), m.uid(), m.gid()));
-    let uid = rustix::process::geteuid().as_raw();
+    let run = |source| Error::Run { program: program.to_owned(), source };
+    let circumstances = Circumstances::now(program).map_err(run)?;
     if freshness == Freshness::Remembered
-        && let Some(known) = recall(memory)
-        && (known.boot_id, &known.binary, known.device, known.uid) == (boot_id.clone(), &binary, device, uid)
+        && let Some(found) = memory::recall::<Found>(memory, &circumstances)
     {
-        return Ok(known.found);
+        return Ok(found);
     }
     let found = find_out(program, memory).await?;
-    let remembered = Remembered { boot_id, binary, device, uid, found };
-    let text = serde_json::to_vec(&remembered).unwrap_or_default();
-    let new = memory.with_extension("new");
-    fs::write(&new, text)
-        .and_then(|()| fs::rename(&new, memory))
+    memory::keep(memory, circumstances, &found)
         .map_err(|source| Error::Write { path: memory.to_owned(), source })?;
-    Ok(remembered.found)
-}
-
-/// The program of this name in PATH.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|d| d.join(name)).find(|p| p.is_absolute() && p.is_file())
-}
-
-fn recall(memory: &Path) -> Option<Remembered> {
-    serde_json::from_slice(&fs::read(memory).ok()?).ok()
-}
-
-fn identify(program: &Path) -> Result<Binary, Error> {
-    let meta = fs::metadata(program).map_err(|source| Error::Run { program: program.to_owned(), source })?;
-    Ok(Binary { path: program.to_owned(), inode: meta.ino(), size: meta.size(), modified: meta.mtime() })
+    Ok(found)
 }
 
 async fn find_out(program: &Path, memory: &Path) -> Result<Found, Error> {
@@ -277,18 +225,16 @@ mod tests {
     #[tokio::test]
     async fn a_guest_runs_under_emulation_and_the_answer_is_remembered() {
         let directory = tempfile::tempdir().unwrap();
-        let memory = directory.path().join("probes.json");
-        let program = find_program("qemu-system-x86_64").expect("apt-get install qemu-system-x86");
-        let found = probe(&program, &memory, Freshness::Remembered).await.unwrap();
+        let file = directory.path().join("probes.json");
+        let program =
+            crate::vmm::find_program("qemu-system-x86_64").expect("apt-get install qemu-system-x86");
+        let found = probe(&program, &file, Freshness::Remembered).await.unwrap();
         assert!(found.tsc_khz.is_some());
-        let mut kept = recall(&memory).unwrap();
-        kept.found.version = "remembered".into();
-        fs::write(&memory, serde_json::to_vec(&kept).unwrap()).unwrap();
-        assert_eq!(probe(&program, &memory, Freshness::Remembered).await.unwrap().version, "remembered");
-        assert_eq!(probe(&program, &memory, Freshness::Now).await.unwrap().version, found.version);
-        kept.boot_id = "another boot".into();
-        fs::write(&memory, serde_json::to_vec(&kept).unwrap()).unwrap();
-        assert_eq!(probe(&program, &memory, Freshness::Remembered).await.unwrap().version, found.version);
+        let circumstances = Circumstances::now(&program).unwrap();
+        let remembered = Found { version: "remembered".into(), ..found.clone() };
+        memory::keep(&file, circumstances, &remembered).unwrap();
+        assert_eq!(probe(&program, &file, Freshness::Remembered).await.unwrap(), remembered);
+        assert_eq!(probe(&program, &file, Freshness::Now).await.unwrap().version, found.version);
     }
 
     #[tokio::test]

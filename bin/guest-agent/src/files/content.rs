@@ -1,0 +1,223 @@
+//! Content of a new file on its way to the disk: small files through the page cache, large ones past it.
+//!
+//! Page by page the cache costs several times what the disk does, and a large copy pushes out what the guest's programs
+//! have in it. A whole piece is therefore written directly; what is left at a file's end goes through the cache. Long runs
+//! of zeros can become holes, so that what was sparse stays so, however large it says it is.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, ftruncate, seek};
+use rustix::io::Errno;
+
+use super::CHUNK;
+
+/// Bytes of a piece. A file that is shorter is written through the cache, at once.
+const PIECE: usize = 1 << 20;
+/// No device wants memory and places in a file aligned to more.
+pub(super) const ALIGNMENT: usize = 4 << 10;
+/// Shortest run of zeros that becomes a hole; what lies between two holes is a write of its own.
+const HOLE: usize = 16 * ALIGNMENT;
+
+/// Memory for one piece, which files use one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Piece {
+    memory: Vec<u8>,
+    /// The first aligned byte.
+    start: usize,
+    filled: usize,
+}
+
+impl Piece {
+    /// Room for `wanted` bytes, or for as many as the piece still takes.
+    fn room(&mut self, wanted: usize) -> &mut [u8] {
+        if self.memory.capacity() == 0 {
+            // Reserved at once, so that it stays where it is; cleared as it is needed, which for a small file is little.
+            self.memory.reserve_exact(ALIGNMENT + PIECE);
+            self.start = self.memory.as_ptr().align_offset(ALIGNMENT);
+        }
+        let from = self.start + self.filled;
+        let to = self.start + PIECE.min(self.filled + wanted);
+        if self.memory.len() < to {
+            self.memory.resize(to, 0);
+        }
+        self.memory.get_mut(from..to).unwrap_or_default()
+    }
+
+    fn content(&self) -> &[u8] {
+        self.memory.get(self.start..self.start + self.filled).unwrap_or_default()
+    }
+}
+
+/// How whole pieces are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    NotTried,
+    Direct,
+    /// The file system does not take it directly.
+    Cached,
+}
+
+/// What becomes of long runs of zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zeros {
+    Written,
+    Holes,
+}
+
+/// A new file and what is to be written next. Only `finish` writes the end.
+#[derive(Debug)]
+pub(crate) struct Content {
+    file: OwnedFd,
+    piece: Piece,
+    way: Way,
+    zeros: Zeros,
+    /// Bytes before the piece, written or holes.
+    length: u64,
+}
+
+impl Content {
+    /// `file` is empty.
+    pub(crate) fn new(file: OwnedFd, mut piece: Piece, zeros: Zeros) -> Self {
+        piece.filled = 0;
+        Self { file, piece, way: Way::NotTried, zeros, length: 0 }
+    }
+
+    /// Where the next bytes go; never empty.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        self.piece.room(CHUNK)
+    }
+
+    /// The first `count` bytes of the room are the file's next ones.
+    pub(crate) fn advance(&mut self, count: usize) -> Result<(), Errno> {
+        self.piece.filled += count;
+        if self.piece.filled < PIECE {
+            return Ok(());
+        }
+        if self.way == Way::NotTried {
+            self.way = if self.set_direct(OFlags::DIRECT).is_ok() { Way::Direct } else { Way::Cached };
+        }
+        self.write_piece()
+    }
+
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            let room = self.piece.room(bytes.len());
+            let count = room.len().min(bytes.len());
+            let (now, rest) = bytes.split_at(count);
+            room.get_mut(..count).unwrap_or_default().copy_from_slice(now);
+            self.advance(count)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// The file with all of its content, and the memory for the next one.
+    pub(crate) fn finish(mut self) -> Result<(OwnedFd, Piece), Errno> {
+        self.stop_direct()?;
+        self.write_piece()?;
+        if self.zeros == Zeros::Holes {
+            // A hole at the end is not there until something says how long it is.
+            ftruncate(&self.file, self.length)?;
+        }
+        Ok((self.file, self.piece))
+    }
+
+    fn write_piece(&mut self) -> Result<(), Errno> {
+        let mut from = 0;
+        while let Some(rest) = self.piece.content().get(from..).filter(|rest| !rest.is_empty()) {
+            let hole = if self.zeros == Zeros::Holes { run(rest, is_zero) } else { 0 };
+            if hole > 0 {
+                seek(&self.file, SeekFrom::Current(hole as i64))?;
+                from += hole;
+                continue;
+            }
+            let full = if self.zeros == Zeros::Holes { run(rest, |part| !is_zero(part)) } else { rest.len() };
+            self.write_all(from, from + full)?;
+            from += full;
+        }
+        self.length += self.piece.filled as u64;
+        self.piece.filled = 0;
+        Ok(())
+    }
+
+    fn write_all(&mut self, mut from: usize, to: usize) -> Result<(), Errno> {
+        while let Some(rest) = self.piece.content().get(from..to).filter(|rest| !rest.is_empty()) {
+            match rustix::io::write(&self.file, rest) {
+                Ok(count) => from += count,
+                Err(Errno::INTR) => {}
+                // A file system may refuse only when it is written to; so may one that wrote a part of the piece.
+                Err(Errno::INVAL) if self.way == Way::Direct => self.stop_direct()?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_direct(&mut self) -> Result<(), Errno> {
+        if self.way == Way::Direct {
+            self.set_direct(OFlags::empty())?;
+        }
+        self.way = Way::Cached;
+        Ok(())
+    }
+
+    fn set_direct(&self, direct: OFlags) -> Result<(), Errno> {
+        fcntl_setfl(&self.file, fcntl_getfl(&self.file)?.difference(OFlags::DIRECT) | direct)
+    }
+}
+
+/// Bytes of the parts at the beginning that are all of one kind.
+fn run(content: &[u8], kind: impl Fn(&[u8]) -> bool) -> usize {
+    content.chunks(HOLE).take_while(|part| kind(part)).map(<[u8]>::len).sum()
+}
+
+fn is_zero(part: &[u8]) -> bool {
+    part.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..length).map(|at| (at % 251) as u8).collect()
+    }
+
+    #[test]
+    fn files_of_any_size_arrive_whole_through_one_piece() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut piece = Piece::default();
+        for length in [0, 1, 4095, CHUNK, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 12_345] {
+            let path = directory.path().join(length.to_string());
+            let mut content =
+                Content::new(std::fs::File::create_new(&path).unwrap().into(), piece, Zeros::Written);
+            let sent = pattern(length);
+            for part in sent.chunks(100_003) {
+                content.write(part).unwrap();
+            }
+            let (_, used) = content.finish().unwrap();
+            piece = used;
+            assert!(std::fs::read(&path).unwrap() == sent, "{length} bytes");
+        }
+    }
+    #[test]
+    fn long_runs_of_zeros_are_holes_and_content_between_them_arrives() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut sent = vec![0; 5 * PIECE + 777];
+        sent[3] = 1;
+        sent[PIECE - 5..PIECE + 5].fill(2);
+        sent[3 * PIECE + HOLE..][..2 * HOLE].fill(3);
+        for zeros in [Zeros::Holes, Zeros::Written] {
+            let path = directory.path().join(format!("{zeros:?}"));
+            let file = std::fs::File::create_new(&path).unwrap();
+            let mut content = Content::new(file.into(), Piece::default(), zeros);
+            content.write(&sent).unwrap();
+            content.finish().unwrap();
+            assert!(std::fs::read(&path).unwrap() == sent, "{zeros:?}");
+            let taken = std::fs::metadata(&path).unwrap().blocks() * 512;
+            assert_eq!(taken <= 6 * HOLE as u64, zeros == Zeros::Holes, "{taken} bytes with {zeros:?}");
+        }
+    }
+}

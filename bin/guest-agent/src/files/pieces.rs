@@ -1,0 +1,141 @@
+//! Content of a file on its way from the disk: small files through the page cache, large ones past it.
+//!
+//! As for a copy the other way (`content`), the cache costs more than the disk, and what is copied out once would push out
+//! what the guest's programs have in it.
+
+use std::os::fd::OwnedFd;
+
+use bytes::Bytes;
+use imp_sys::reading;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+
+use super::CHUNK;
+use super::content::ALIGNMENT;
+
+/// Bytes that are read at once: whole chunks.
+const PIECE: usize = 4 * CHUNK;
+
+/// A file that is read from where it stands.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    file: OwnedFd,
+    way: Way,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Direct,
+    Cached,
+}
+
+impl Pieces {
+    /// `position`: where the file stands. `size`: what is expected behind that.
+    pub(crate) fn new(file: OwnedFd, position: u64, size: u64) -> Self {
+        let mut pieces = Self { file, way: Way::Cached };
+        let is_aligned = position.is_multiple_of(ALIGNMENT as u64);
+        // A file system that cannot do it says so.
+        if size >= PIECE as u64 && is_aligned && pieces.set_direct(OFlags::DIRECT).is_ok() {
+            pieces.way = Way::Direct;
+        }
+        pieces
+    }
+
+    /// At most `most` bytes; none at the end.
+    pub(crate) fn next(&mut self, most: u64) -> Result<Bytes, Errno> {
+        let wanted = usize::try_from(most).unwrap_or(usize::MAX).min(PIECE);
+        if wanted == 0 {
+            return Ok(Bytes::new());
+        }
+        let mut memory = Vec::<u8>::with_capacity(ALIGNMENT + wanted.next_multiple_of(ALIGNMENT));
+        let start = memory.as_ptr().align_offset(ALIGNMENT);
+        memory.resize(start, 0);
+        let count = loop {
+            let most = if self.way == Way::Direct { wanted.next_multiple_of(ALIGNMENT) } else { wanted };
+            match reading::behind_content(&self.file, &mut memory, most) {
+                Err(Errno::INTR) => {}
+                // A file system may refuse only when it is read from.
+                Err(Errno::INVAL) if self.way == Way::Direct => self.stop_direct()?,
+                read => break read?,
+            }
+        };
+        // Behind the end nothing is aligned any more, should the file grow.
+        if !count.is_multiple_of(ALIGNMENT) {
+            self.stop_direct()?;
+        }
+        memory.truncate(start + wanted);
+        Ok(Bytes::from(memory).split_off(start))
+    }
+
+    fn stop_direct(&mut self) -> Result<(), Errno> {
+        if self.way == Way::Direct {
+            self.set_direct(OFlags::empty())?;
+        }
+        self.way = Way::Cached;
+        Ok(())
+    }
+
+    fn set_direct(&self, direct: OFlags) -> Result<(), Errno> {
+        fcntl_setfl(&self.file, fcntl_getfl(&self.file)?.difference(OFlags::DIRECT) | direct)
+    }
+}
+
+/// What is sent in one message, each with all that may be in one.
+pub(crate) fn chunks(mut piece: Bytes) -> impl Iterator<Item = Bytes> {
+    std::iter::from_fn(move || {
+        let count = piece.len().min(CHUNK);
+        (count > 0).then(|| piece.split_to(count))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, SeekFrom, Write};
+
+    use super::*;
+
+    fn read(path: &tempfile::NamedTempFile, from: u64, most: u64) -> Vec<u8> {
+        let mut file = path.reopen().unwrap();
+        let size = file.metadata().unwrap().len() - from;
+        file.seek(SeekFrom::Start(from)).unwrap();
+        let mut pieces = Pieces::new(file.into(), from, size.min(most));
+        let mut all = Vec::new();
+        loop {
+            let piece = pieces.next(most - all.len() as u64).unwrap();
+            if piece.is_empty() {
+                return all;
+            }
+            for chunk in chunks(piece) {
+                assert!(chunk.len() <= CHUNK);
+                all.extend_from_slice(&chunk);
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_any_size_are_read_whole_or_as_far_as_wanted() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u8> = (0..2 * PIECE + 12_345).map(|at| (at % 251) as u8).collect();
+        let mut written = 0;
+        for length in [0, 1, 4096, CHUNK, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, content.len()] {
+            file.write_all(&content[written..length]).unwrap();
+            written = length;
+            assert!(read(&file, 0, u64::MAX) == content[..length], "{length} bytes");
+        }
+        for (from, most) in [(0, 5), (1, 5), (4096, PIECE + 7), (100, 2 * PIECE), (0, 2 * PIECE)] {
+            assert!(read(&file, from as u64, most as u64) == content[from..from + most], "{from}, {most}");
+        }
+    }
+
+    #[test]
+    fn what_is_put_behind_the_end_is_read_too() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![1; PIECE + 10]).unwrap();
+        let mut pieces = Pieces::new(file.reopen().unwrap().into(), 0, PIECE as u64 + 10);
+        assert_eq!(pieces.next(u64::MAX).unwrap().len(), PIECE);
+        assert_eq!(pieces.next(u64::MAX).unwrap().len(), 10);
+        file.write_all(b"more").unwrap();
+        assert_eq!(&pieces.next(u64::MAX).unwrap()[..], b"more");
+        assert_eq!(pieces.next(u64::MAX).unwrap().len(), 0);
+    }
+}

@@ -1,0 +1,283 @@
+//! Snapshots of real guests, by each driver that makes them.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use imp_protocol::connection::Connection;
+use imp_protocol::guest::processes_client::ProcessesClient;
+use imp_protocol::guest::{ExecInput, ProcessSpec, exec_input, exec_output};
+use imp_testkit::{machine, node};
+use tokio::time::timeout;
+
+use super::firecracker::{self, Firecracker};
+use super::memory::Freshness;
+use super::qemu::{self, Qemu};
+use super::snapshot::{SnapshotFiles, SnapshotKind, merge};
+use super::{Access, BootConfig, Changes, Drive, DriveLimit, Driver, Error, Machine, Origin, find_program};
+use crate::boot::{self, COMMAND_LINE, InitramfsCache};
+use crate::guest::{Channel, greet};
+use crate::id::VmId;
+use crate::layout::{Layout, VmLayout};
+use crate::process::Process;
+use crate::spec::{Cpus, KernelChoice, Memory};
+
+const LONG: Duration = Duration::from_secs(240);
+const MIB: u64 = 1 << 20;
+
+/// A directory with all that machines begin with.
+struct Place {
+    directory: tempfile::TempDir,
+    layout: Layout,
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    base: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::Builder::new().prefix("imp-").tempdir().unwrap();
+        let data = directory.path().join("data");
+        machine::data_directory(&data).unwrap();
+        let layout = Layout::new(data, directory.path().join("run"));
+        let kernel = boot::kernel(&layout, &KernelChoice::Default).unwrap();
+        let agent = machine::guest_agent().unwrap();
+        let initramfs = InitramfsCache::default().path(&layout, &kernel, &agent).unwrap();
+        let (root, base) = (directory.path().join("root"), directory.path().join("base.ext4"));
+        fs::create_dir_all(root.join("bin")).unwrap();
+        fs::copy(machine::program("busybox").unwrap(), root.join("bin/busybox")).unwrap();
+        for name in ["sh", "cat"] {
+            std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).unwrap();
+        }
+        let made = Command::new(machine::program("mke2fs").unwrap())
+            .args(["-q", "-t", "ext4", "-F", "-d"])
+            .arg(&root)
+            .arg(&base)
+            .arg("16M")
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(made.success());
+        Self { directory, layout, kernel: kernel.facts.path, initramfs, base }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A machine that begins like this, with this private disk.
+    async fn begin(&self, driver: &dyn Driver, number: u8, origin: Origin, scratch: &Path) -> Begun {
+        let id = VmId::from_random([number; 8]);
+        let vm = self.layout.vm(&id);
+        for directory in [vm.data(), vm.runtime()] {
+            fs::create_dir_all(directory).unwrap();
+        }
+        let config = BootConfig {
+            id: id.to_string(),
+            user: driver.users().map(|users| users.start + u32::from(number)),
+            origin,
+            changes: Changes::Noted,
+            cpus: Cpus::new(1).unwrap(),
+            memory: Memory::from_bytes(128 * MIB).unwrap(),
+            kernel: self.kernel.clone(),
+            initramfs: self.initramfs.clone(),
+            command_line: COMMAND_LINE.to_owned(),
+            drives: vec![
+                Drive { id: "base", path: self.base.clone(), access: Access::ReadOnly },
+                Drive { id: "scratch", path: scratch.to_owned(), access: Access::Private },
+            ],
+            drive_limit: DriveLimit::default(),
+            network: None,
+        };
+        let process = driver.spawn(&config, &vm).unwrap();
+        let machine = driver.begin(&config, &vm, process.clone()).await;
+        Begun { vm, process, machine }
+    }
+}
+
+struct Begun {
+    vm: VmLayout,
+    process: Process,
+    machine: Result<Box<dyn Machine>, Error>,
+}
+
+impl Begun {
+    async fn guest(self) -> Guest {
+        let machine = self.machine.unwrap();
+        let greeted = timeout(LONG, greet(machine.as_ref())).await.expect("in time").unwrap();
+        let (connection, _, channel) = greeted;
+        Guest { vm: self.vm, process: self.process, machine, connection, _channel: channel }
+    }
+
+    async fn resumed(self) -> Guest {
+        self.machine.as_ref().unwrap().resume().await.unwrap();
+        self.guest().await
+    }
+
+    /// What there is instead of a machine; then its process is gone, too.
+    async fn refusal(self) -> String {
+        let Err(Error::NotLoaded { fault }) = self.machine else { panic!("it was loaded") };
+        timeout(LONG, self.process.ended()).await.expect("in time");
+        fault
+    }
+}
+
+struct Guest {
+    vm: VmLayout,
+    process: Process,
+    machine: Box<dyn Machine>,
+    connection: Connection,
+    _channel: Channel,
+}
+
+impl Guest {
+    async fn says(&self, script: &str) -> String {
+        timeout(LONG, exec(&self.connection, script)).await.expect("in time")
+    }
+
+    async fn snapshot(&mut self, kind: SnapshotKind, scratch: &Path, to: &SnapshotFiles, copy: &Path) {
+        self.says("echo 3 >/proc/sys/vm/drop_caches").await;
+        self.machine.pause().await.unwrap();
+        self.machine.snapshot(kind, to).await.unwrap();
+        fs::copy(scratch, copy).unwrap();
+        self.machine.resume().await.unwrap();
+        // The channel may have ended with it.
+        let greeted = timeout(LONG, greet(self.machine.as_ref())).await.expect("in time").unwrap();
+        (self.connection, _, self._channel) = greeted;
+    }
+
+    async fn end(self) {
+        self.process.kill();
+        timeout(LONG, self.machine.ended()).await.expect("in time");
+        fs::remove_dir_all(self.vm.runtime()).unwrap();
+    }
+}
+
+async fn exec(connection: &Connection, script: &str) -> String {
+    let start = ProcessSpec {
+        arguments: ["sh", "-c", script].map(|word| word.as_bytes().to_vec().into()).to_vec(),
+        environment: vec!["PATH=/bin".into()],
+        ..ProcessSpec::default()
+    };
+    let input = ExecInput { input: Some(exec_input::Input::Start(start)) };
+    let inputs = tokio_stream::iter([input]);
+    let mut outputs = ProcessesClient::new(connection.clone()).exec(inputs).await.unwrap().into_inner();
+    let mut text = Vec::new();
+    while let Some(message) = outputs.message().await.unwrap() {
+        match message.output {
+            Some(exec_output::Output::Stdout(data) | exec_output::Output::Stderr(data)) => text.extend(data),
+            Some(exec_output::Output::Exited(_)) => return String::from_utf8(text).unwrap(),
+            _ => {}
+        }
+    }
+    panic!("the stream ended without an exit status")
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+#[test]
+fn firecracker_makes_machines_of_whole_snapshots_and_of_changes_and_refuses_damaged_ones() {
+    node::inside_within(LONG * 2, || {
+        run(async {
+            let program = node::artefacts::firecracker().unwrap();
+            let memory = tempfile::tempdir().unwrap();
+            let memory = memory.path().join("probe.json");
+            let found = firecracker::probe::probe(&program, &memory, Freshness::Now).await.unwrap();
+            round_trip(&Firecracker::new(&found)).await;
+        });
+    });
+}
+
+async fn round_trip(driver: &dyn Driver) {
+    assert_eq!(driver.capabilities().snapshots, [SnapshotKind::Full, SnapshotKind::Changes]);
+    let place = Place::new();
+    let files = |name: &str| SnapshotFiles {
+        state: place.path(&format!("{name}.state")),
+        memory: place.path(&format!("{name}.memory")),
+    };
+    let scratch = place.path("scratch.img");
+    imp_storage::disk::create_scratch(&scratch, 32 * MIB).unwrap();
+
+    let mut parent = place.begin(driver, 1, Origin::Boot, &scratch).await.guest().await;
+    assert_eq!(parent.says("echo whole >/dev/shm/x; cat /dev/shm/x").await, "whole\n");
+    let (whole, changes) = (files("whole"), files("changes"));
+    parent.snapshot(SnapshotKind::Full, &scratch, &whole, &place.path("whole.img")).await;
+    // It goes on.
+    assert_eq!(parent.says("echo changed >/dev/shm/x; cat /dev/shm/x").await, "changed\n");
+    parent.snapshot(SnapshotKind::Changes, &scratch, &changes, &place.path("changes.img")).await;
+    assert_eq!(parent.says("cat /dev/shm/x").await, "changed\n");
+    parent.end().await;
+    let blocks = |path: &Path| std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path).unwrap());
+    assert!(blocks(&changes.memory) < blocks(&whole.memory) / 2, "changes are fewer than the whole");
+
+    // Two machines of one snapshot at the same time; each has a disk and a memory of its own.
+    let disks = ["one.img", "two.img"].map(|name| place.path(name));
+    for disk in &disks {
+        fs::copy(place.path("whole.img"), disk).unwrap();
+    }
+    let origin = Origin::Snapshot(whole.clone());
+    let mut one = place.begin(driver, 2, origin.clone(), &disks[0]).await.resumed().await;
+    let two = place.begin(driver, 3, origin, &disks[1]).await.resumed().await;
+    assert_eq!(one.says("cat /dev/shm/x; echo one >/dev/shm/x; echo one >/one").await, "whole\n");
+    assert_eq!(two.says("cat /dev/shm/x; cat /one 2>/dev/null").await, "whole\n");
+    assert_eq!(one.says("cat /dev/shm/x /one").await, "one\none\n");
+
+    // A snapshot of what has changed in a machine that was made of one.
+    let grandchild = files("grandchild");
+    one.snapshot(SnapshotKind::Changes, &disks[0], &grandchild, &place.path("grandchild.img")).await;
+    one.end().await;
+    two.end().await;
+    for (number, changes, says) in [(4, &changes, "changed\n"), (5, &grandchild, "one\n")] {
+        let merged = SnapshotFiles { state: changes.state.clone(), memory: place.path("merged") };
+        fs::copy(&whole.memory, &merged.memory).unwrap();
+        merge(&changes.memory, &merged.memory).unwrap();
+        let disk = changes.state.with_extension("img");
+        let guest = place.begin(driver, number, Origin::Snapshot(merged), &disk).await.resumed().await;
+        assert_eq!(guest.says("cat /dev/shm/x").await, says);
+        guest.end().await;
+    }
+
+    let damaged = files("damaged");
+    fs::copy(&whole.state, &damaged.state).unwrap();
+    fs::copy(&whole.memory, &damaged.memory).unwrap();
+    let state = fs::OpenOptions::new().read(true).write(true).open(&damaged.state).unwrap();
+    let mut byte = [0];
+    state.read_exact_at(&mut byte, 1000).unwrap();
+    state.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    let refusal = place.begin(driver, 6, Origin::Snapshot(damaged.clone()), &disks[0]).await.refusal().await;
+    assert!(refusal.contains("CRC"), "{refusal}");
+    fs::copy(&whole.state, &damaged.state).unwrap();
+    let memory = fs::OpenOptions::new().write(true).open(&damaged.memory).unwrap();
+    memory.set_len(127 * MIB).unwrap();
+    let refusal = place.begin(driver, 7, Origin::Snapshot(damaged.clone()), &disks[0]).await.refusal().await;
+    assert!(!refusal.is_empty());
+    fs::write(&damaged.state, &fs::read(&whole.state).unwrap()[..100]).unwrap();
+    place.begin(driver, 8, Origin::Snapshot(damaged), &disks[0]).await.refusal().await;
+}
+
+#[test]
+fn qemu_declares_that_it_makes_no_snapshots_and_refuses_to_and_stands_still_when_it_is_told() {
+    run(async {
+        let program = find_program("qemu-system-x86_64").expect("apt-get install qemu-system-x86");
+        let memory = tempfile::tempdir().unwrap();
+        let memory = memory.path().join("probe.json");
+        let driver = Qemu::new(&qemu::probe::probe(&program, &memory, Freshness::Now).await.unwrap());
+        assert!(driver.capabilities().snapshots.is_empty());
+        let place = Place::new();
+        let scratch = place.path("scratch.img");
+        imp_storage::disk::create_scratch(&scratch, 32 * MIB).unwrap();
+        let guest = place.begin(&driver, 1, Origin::Boot, &scratch).await.guest().await;
+        guest.machine.pause().await.unwrap();
+        assert!(timeout(Duration::from_millis(300), exec(&guest.connection, "true")).await.is_err());
+        let files = SnapshotFiles { state: place.path("state"), memory: place.path("memory") };
+        let refused = guest.machine.snapshot(SnapshotKind::Full, &files).await.unwrap_err();
+        assert!(matches!(refused, Error::NoSnapshot { driver: "qemu" }), "{refused}");
+        guest.machine.resume().await.unwrap();
+        assert_eq!(guest.says("echo here").await, "here\n");
+        guest.end().await;
+    });
+}

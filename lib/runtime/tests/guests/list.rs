@@ -1,0 +1,15 @@
+//! The tests, for every driver the same.
+
+mod bridge;
+mod crash;
+mod driver;
+mod ends;
+mod host;
+mod hostile;
+mod inside;
+mod ledger;
+mod many;
+mod memory;
+mod network;
+mod owner;
+mod reach;
