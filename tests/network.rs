@@ -5,7 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 
 use imp_testkit::imp::{Imp, wait_until};
-use imp_testkit::leftovers::Snapshot;
+use imp_testkit::leftovers::{Snapshot, Thing};
 use imp_testkit::world::{
     self, HOST, METADATA, PRIVATE_SERVER, PUBLIC_SERVER, SERVER, World, fetch, on_own_host,
 };
@@ -35,7 +35,9 @@ fn in_a_world(test: impl FnOnce(&World, &Imp) -> anyhow::Result<()> + Send) -> a
         let imp = Imp::with_busybox()?;
         test(world, &imp)?;
         imp.end()?;
+        // Control groups are the whole machine's, and so are those of other tests.
         let left = before.new_since()?;
+        let left: Vec<_> = left.iter().filter(|thing| !matches!(thing, Thing::Cgroup(_))).collect();
         anyhow::ensure!(left.is_empty(), "{left:?} is left");
         Ok(())
     })?
@@ -48,7 +50,8 @@ fn the_internet_is_reached_and_metadata_and_the_host_are_not() -> anyhow::Result
         service.set_nonblocking(true)?;
         let script = asks(&[SERVER, PUBLIC_SERVER, METADATA, HOST, "172.16.0.1"]);
         let said = imp.run(run(&[], &script))?.good()?;
-        let expected = format!("{SERVER}: {HOST}\n{PUBLIC_SERVER}: {HOST}\n{METADATA}:\n{HOST}:\n172.16.0.1:\n");
+        let expected =
+            format!("{SERVER}: {HOST}\n{PUBLIC_SERVER}: {HOST}\n{METADATA}:\n{HOST}:\n172.16.0.1:\n");
         assert_eq!(said, expected);
         assert!(service.accept().is_err(), "the guest came to its host");
         Ok(())
@@ -76,8 +79,9 @@ fn a_name_opens_its_address_once_it_is_asked_for_and_other_names_lead_nowhere() 
         world.serve_names(PUBLIC_SERVER.parse::<std::net::Ipv4Addr>()?.octets())?;
         let script = asks(&[PUBLIC_SERVER, "other.example", "sub.allowed.example", PUBLIC_SERVER]);
         let said = imp.run(run(&["--allow", "*.allowed.example:80"], &script))?.good()?;
-        let expected =
-            format!("{PUBLIC_SERVER}:\nother.example:\nsub.allowed.example: {HOST}\n{PUBLIC_SERVER}: {HOST}\n");
+        let expected = format!(
+            "{PUBLIC_SERVER}:\nother.example:\nsub.allowed.example: {HOST}\n{PUBLIC_SERVER}: {HOST}\n"
+        );
         assert_eq!(said, expected);
         Ok(())
     })
@@ -87,12 +91,18 @@ fn a_name_opens_its_address_once_it_is_asked_for_and_other_names_lead_nowhere() 
 fn a_published_port_is_reached_from_outside_from_the_host_and_by_its_loopback() -> anyhow::Result<()> {
     in_a_world(|world, imp| {
         let serve = "while :; do echo hello | nc -l -p 8080; done";
-        let line = ["run", "-d", "--name", "web", "--network", "bridge", "-p", "8000:8080", IMAGE, "sh", "-c"];
+        let line =
+            ["run", "-d", "--name", "web", "--network", "bridge", "-p", "8000:8080", IMAGE, "sh", "-c"];
         imp.run(line.into_iter().chain([serve]))?.good()?;
         let said = |address: &str| -> anyhow::Result<String> {
             let (to, mut text) = (at(address, 8000)?, String::new());
             // Between two connections nobody listens in the guest for a moment.
-            wait_until("the guest serves", || Ok(fetch(to).is_ok_and(|said| { text = said; true })))?;
+            wait_until("the guest serves", || {
+                Ok(fetch(to).is_ok_and(|said| {
+                    text = said;
+                    true
+                }))
+            })?;
             Ok(text)
         };
         assert_eq!(world.out_there(|| said(HOST))??, "hello\n");
@@ -122,8 +132,8 @@ fn what_needs_a_bridge_says_so_and_the_machine_says_that_it_can() -> anyhow::Res
         let checks: serde_json::Value = serde_json::from_str(&imp.run(["doctor", "-o", "json"])?.stdout)?;
         let all = checks.as_array().cloned().unwrap_or_default();
         let bridge = all.iter().find(|check| check.get("name").is_some_and(|name| name == "bridge"));
-        let verdict = bridge.and_then(|check| check.pointer("/verdict").or(check.pointer("/verdict/verdict")));
-        assert_eq!(verdict.and_then(serde_json::Value::as_str), Some("good"), "{checks}");
+        let state = bridge.and_then(|check| check.get("state")?.as_str());
+        assert_eq!(state, Some("good"), "{checks}");
         world::nft("add table ip filter")?;
         world::nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }")?;
         let text = imp.run(["doctor"])?.stdout;

@@ -44,9 +44,25 @@ pub(crate) fn report(outcome: Outcome) -> ExitCode {
     }
 }
 
+/// Marks a broken pipe as the one of this command's own output. Others (the owner's socket, say) are failures.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads the output any more")]
+struct NobodyReads;
+
+/// The error of a command whose output nobody reads any more.
+pub(crate) fn nobody_reads() -> io::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, NobodyReads)
+}
+
+/// What became of writing this command's output.
+pub(crate) fn own_output<T>(written: io::Result<T>) -> io::Result<T> {
+    written.map_err(|error| if error.kind() == io::ErrorKind::BrokenPipe { nobody_reads() } else { error })
+}
+
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        let error = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        error.is_some_and(|marked| marked.is::<NobodyReads>())
     };
     error.chain().any(broken)
 }
@@ -61,4 +77,20 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     // As docker does it: a usage error of `run` is not to be taken for the program's own status.
     let run = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "exec");
     if run { OWN_FAILURE.into() } else { USAGE.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_pipe_of_its_own_output_ends_a_command_without_a_word() {
+        let lost = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(!is_broken_pipe(&anyhow::Error::new(lost()).context("the owner")));
+        assert!(is_broken_pipe(
+            &anyhow::Error::new(own_output::<()>(Err(lost())).unwrap_err()).context("logs")
+        ));
+        let full = own_output::<()>(Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert!(!is_broken_pipe(&full.into()));
+    }
 }

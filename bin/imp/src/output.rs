@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::exit::own_output;
+
 /// The forms of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -122,8 +124,7 @@ pub(crate) fn json(value: &impl Serialize) -> String {
 /// Writes to stdout; a reader that has gone away is an error like any other, and ends the command.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
+    own_output(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// Says on stderr what went wrong.

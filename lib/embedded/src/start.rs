@@ -100,10 +100,13 @@ pub async fn find(layout: &Layout) -> Result<Option<Owner>, Error> {
     match UnixStream::connect(&path).await {
         // One that hangs up at once is ending.
         Ok(stream) => Ok(connection::connect_owner(stream).await.ok().map(Owner::new)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            Ok(None)
-        }
-        Err(source) => Err(Error::Connect { path, source }),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => Ok(None),
+            _ => Err(Error::Connect { path, source: error }),
+        },
     }
 }
 

@@ -9,12 +9,13 @@ use crate::runtime::Config;
 use crate::spec::KernelChoice;
 use crate::status::Accelerator;
 use crate::vmm::drivers::{self, DriverChoice, Trials};
+use crate::vmm::firecracker::probe::Found;
 use crate::vmm::memory::Freshness;
 use crate::{boot, ledger, network, random, vmm};
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
-    /// What was tried, in a word: "kvm", "firecracker", "qemu", "driver", "kernel", "agent", "network", "bridge", "limits".
+    /// What was tried, in a word: "kvm", "firecracker", "jailer", "qemu", "driver", "kernel", "agent", "network", "bridge", "limits".
     pub name: &'static str,
     pub verdict: Verdict,
     /// What was found.
@@ -45,7 +46,9 @@ pub async fn examine(config: &Config) -> Vec<Check> {
         firecracker: drivers::try_firecracker(&programs, &layout, Freshness::Now).await,
         qemu: drivers::try_qemu(&programs, &layout, Freshness::Now).await,
     };
-    let mut checks = vec![kvm(&trials), firecracker(&trials), qemu(&trials), driver(config.driver, &trials)];
+    let mut checks = vec![kvm(&trials), firecracker(&trials)];
+    checks.extend(trials.firecracker.as_ref().ok().map(jailer));
+    checks.extend([qemu(&trials), driver(config.driver, &trials)]);
     checks.push(kernel(&layout));
     checks.push(agent(config));
     checks.push(network(&layout).await);
@@ -88,6 +91,26 @@ fn firecracker(trials: &Trials) -> Check {
             name: "firecracker",
             verdict: Verdict::Degraded { repair: None },
             found: crate::vm::chain(error),
+        },
+    }
+}
+
+/// What stands between the host and a guest that has broken out of its machine.
+fn jailer(found: &Found) -> Check {
+    match &found.jailer {
+        Ok(jailer) => good(
+            "jailer",
+            format!(
+                "{}; a guest ran in a jail, so each VM has a user and a root directory of its own",
+                jailer.display()
+            ),
+        ),
+        Err(why) => Check {
+            name: "jailer",
+            verdict: Verdict::Degraded { repair: None },
+            found: format!(
+                "{why}: Firecracker runs as this user and sees his files; its seccomp filters and the VM's limits remain"
+            ),
         },
     }
 }

@@ -58,7 +58,7 @@ impl Attach {
                     Ok(0)
                 }
                 End::Interrupted(kind) | End::LeftRunning(kind) => Ok(exit_status(kind)),
-                End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
+                End::BrokenPipe => Err(crate::exit::nobody_reads().into()),
             }
         })?
     }

@@ -20,7 +20,7 @@ use plan::Placement;
 
 use crate::commands::exec::guest;
 use crate::context::Context;
-use crate::exit::Outcome;
+use crate::exit::{Outcome, own_output};
 
 /// Copy files and directories between this machine and a VM
 ///
@@ -129,7 +129,7 @@ async fn out_of(
         if crate::terminal::is_terminal(io::stdout()) {
             bail!("a tar stream would garble the terminal: send it to a file or a program");
         }
-        let copy = move || io::copy(&mut chunks.into_reader(), &mut io::stdout().lock());
+        let copy = move || own_output(io::copy(&mut chunks.into_reader(), &mut io::stdout().lock()));
         tokio::task::spawn_blocking(copy).await?.context("cannot pass the archive on")?;
         sockets.lock().unwrap_or_else(PoisonError::into_inner).warn();
         return Ok(());

@@ -175,7 +175,7 @@ fn conclude(end: End) -> anyhow::Result<u8> {
         End::Detached => Ok(0),
         End::Failed(_) => Ok(OWN_FAILURE),
         End::Interrupted(kind) | End::LeftRunning(kind) => Ok(exit_status(kind)),
-        End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
+        End::BrokenPipe => Err(crate::exit::nobody_reads().into()),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 use imp_embedded::client::{Follow, LogEntry, LogQuery, LogSource, LogStream};
 
 use crate::context::Context;
-use crate::exit::Outcome;
+use crate::exit::{Outcome, own_output};
 use crate::value::{self, show_time};
 
 /// Print what a VM's program has written
@@ -74,10 +74,10 @@ struct Printer {
 impl Printer {
     fn print(&mut self, entry: &LogEntry) -> std::io::Result<()> {
         let [out, err] = &mut self.within_line;
-        match entry.stream {
+        own_output(match entry.stream {
             LogStream::Stdout | LogStream::Console => write(&mut stdout().lock(), entry, self.stamps, out),
             LogStream::Stderr => write(&mut stderr().lock(), entry, self.stamps, err),
-        }
+        })
     }
 }
 

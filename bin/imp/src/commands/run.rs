@@ -274,7 +274,7 @@ impl Run {
             }
             End::Interrupted(kind) => cancel(owner, vm, kind, interrupts).await,
             End::LeftRunning(kind) => Ok(left_running(vm, kind)),
-            End::BrokenPipe => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
+            End::BrokenPipe => Err(crate::exit::nobody_reads().into()),
         }
     }
 }

@@ -120,6 +120,7 @@ impl Begun {
     async fn refusal(self) -> String {
         let Err(Error::NotLoaded { fault }) = self.machine else { panic!("it was loaded") };
         timeout(LONG, self.process.ended()).await.expect("in time");
+        firecracker::jail::remove(&self.vm.jail()).unwrap();
         fault
     }
 }
@@ -151,6 +152,7 @@ impl Guest {
     async fn end(self) {
         self.process.kill();
         timeout(LONG, self.machine.ended()).await.expect("in time");
+        firecracker::jail::remove(&self.vm.jail()).unwrap();
         fs::remove_dir_all(self.vm.runtime()).unwrap();
     }
 }

@@ -18,8 +18,10 @@ use rustix::process::Pid;
 
 use super::mark;
 use super::room::{API, LOG, METRICS, Room};
+use crate::console;
 use crate::layout::VmLayout;
 use crate::process::{self, Process};
+use crate::status::VmmEnd;
 use crate::vmm::{BootConfig, inside, namespace};
 
 /// Users that machines run as, one for each: far from those of people, services and containers.
@@ -42,8 +44,8 @@ pub(crate) enum Error {
     Hold(#[source] process::Error),
     #[error("the jailer did not start Firecracker within {} s", STARTS.as_secs())]
     Late,
-    #[error("the jailer ended without having started Firecracker; see what it said in {}", log.display())]
-    NotStarted { log: PathBuf },
+    #[error("the jailer ended ({end}) without having started Firecracker: {said}")]
+    NotStarted { end: VmmEnd, said: String },
     #[error("cannot prepare {} for the jail", path.display())]
     Prepare {
         path: PathBuf,
@@ -148,14 +150,13 @@ pub(super) fn spawn(
         }
         std::thread::sleep(LOOK);
     }
-    jailer.reap();
+    let end = jailer.reap();
     let name = name_inside(program);
     let pid_file = room
         .path()
         .join(format!("{}.pid", Path::new(&name).strip_prefix("/").unwrap_or(Path::new("")).display()));
-    started(&pid_file, &boot.id)
-        .map_err(failed)?
-        .ok_or_else(|| failed(Error::NotStarted { log: vm.vmm_log() }))
+    let process = started(&pid_file, &boot.id).map_err(failed)?;
+    process.ok_or_else(|| failed(Error::NotStarted { end, said: streams.said(vm) }))
 }
 
 /// What the process that is to be reads and writes.
@@ -163,6 +164,19 @@ pub(super) struct Streams {
     pub null: File,
     pub console: std::os::fd::OwnedFd,
     pub log: File,
+}
+
+impl Streams {
+    /// The last that was said on either, by a process that has ended.
+    fn said(&self, vm: &VmLayout) -> String {
+        let mut output = [0; 4096];
+        // Nothing there is an error, too: it does not block.
+        let count = rustix::io::read(&self.console, &mut output).unwrap_or_default();
+        let output = String::from_utf8_lossy(output.get(..count).unwrap_or_default());
+        let mut lines: Vec<String> = output.lines().map(str::to_owned).collect();
+        lines.extend(console::last_lines(&vm.vmm_log(), &vm.earlier_vmm_log(), 2));
+        lines.get(lines.len().saturating_sub(3)..).unwrap_or_default().join("; ")
+    }
 }
 
 fn arguments(program: &Path, user: u32, id: &str, base: &Path) -> Vec<OsString> {
@@ -186,9 +200,18 @@ fn started(pid_file: &Path, id: &str) -> Result<Option<Process>, Error> {
     let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { return Ok(None) };
     // Held first, looked at afterwards.
     let process = Process::of_child(pid).map_err(Error::Hold)?;
-    let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-    let is_its = line.split(|byte| *byte == 0).any(|word| word == mark(id).as_bytes());
-    Ok((is_its && process.is_alive()).then_some(process))
+    let deadline = Instant::now() + STARTS;
+    loop {
+        let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        if line.split(|byte| *byte == 0).any(|word| word == mark(id).as_bytes()) && process.is_alive() {
+            return Ok(Some(process));
+        }
+        // A process that becomes another program has no words for a moment.
+        if !line.is_empty() || !process.is_alive() || Instant::now() > deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 #[cfg(test)]
