@@ -24,6 +24,7 @@ fn a_tree_goes_in_and_comes_out_the_same() -> anyhow::Result<()> {
     imp.run(["cp", "tree", "vm:/srv/copy"])?.good()?;
     imp.run(["cp", "tree/.", "vm:/tmp"])?.good()?;
     assert_eq!(sh(&imp, "ls -d /srv/copy/tree/sub /tmp/sub")?, "/srv/copy/tree/sub\n/tmp/sub\n");
+    assert_eq!(sh(&imp, "stat -c %a /tmp")?, "1777\n");
     imp.run(["cp", "vm:/tmp/sub", "back"])?.good()?;
     let back = imp.folder().join("back/file");
     assert_eq!(fs::read(&back)?, vec![7; 3_000_000]);
@@ -65,6 +66,30 @@ fn what_the_kernel_makes_up_is_copied_whole_and_what_cannot_be_copied_is_named()
     assert!(imp.folder().join("odd/fifo").exists());
     let came = imp.run(["cp", "vm:/dev/null", "device"])?;
     assert!(came.code == Some(1) && came.stderr.contains("nothing was copied"), "{}", came.stderr);
+    imp.end()
+}
+
+#[test]
+fn the_same_is_so_for_what_this_machines_kernel_makes_up_and_for_what_cannot_be_copied_from_it()
+-> anyhow::Result<()> {
+    let imp = SharedVm::get()?;
+    imp.run(["cp", "/proc/version", "vm:/tmp/version"])?.good()?;
+    assert_eq!(sh(&imp, "cat /tmp/version")?, fs::read_to_string("/proc/version")?);
+    let tree = imp.folder().join("with-odd-files");
+    fs::create_dir(&tree)?;
+    fs::write(tree.join("file"), "x\n")?;
+    let _socket = std::os::unix::net::UnixListener::bind(tree.join("socket"))?;
+    let came = imp.run(["cp", "with-odd-files", "vm:/tmp/from-here"])?;
+    assert_eq!(
+        (came.code, came.stderr.as_str()),
+        (Some(0), "warning: socket is a socket and was left out\n")
+    );
+    assert_eq!(sh(&imp, "ls -A /tmp/from-here; cat /tmp/from-here/file")?, "file\nx\n");
+    for path in ["with-odd-files/socket", "/dev/null"] {
+        let came = imp.run(["cp", path, "vm:/tmp/odd-one"])?;
+        assert!(came.code == Some(1) && came.stderr.contains("nothing was copied"), "{}", came.stderr);
+        assert_eq!(sh(&imp, "ls -d /tmp/odd-one 2>/dev/null || echo none")?, "none\n");
+    }
     imp.end()
 }
 

@@ -78,7 +78,10 @@ impl Processes for Guest {
 
     async fn signal(&self, request: Request<SignalRequest>) -> Result<Response<SignalResponse>, Status> {
         let SignalRequest { target, signal, whole_tree } = request.into_inner();
-        let signal = signal::parse(&signal).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let wanted = match signal.as_str() {
+            "" => None,
+            name => Some(signal::parse(name).map_err(|error| Status::invalid_argument(error.to_string()))?),
+        };
         let scope = if whole_tree { Scope::Tree } else { Scope::Process };
         let process = match target {
             None => return Err(Status::invalid_argument("name a process by `id` or `pid`")),
@@ -87,13 +90,18 @@ impl Processes for Guest {
                 match self.processes().running().into_iter().find(|process| process.pid == pid) {
                     Some(started) => started,
                     None => {
+                        let signal = wanted.unwrap_or(Number::TERM);
                         crate::blocking(move || signal::send_to_other(pid, signal, scope)).await??;
                         return Ok(Response::new(SignalResponse {}));
                     }
                 }
             }
         };
-        crate::blocking(move || process.signal(signal, scope)).await?;
+        let send = move || match wanted {
+            Some(signal) => process.signal(signal, scope),
+            None => process.ask_to_stop(),
+        };
+        crate::blocking(send).await?;
         Ok(Response::new(SignalResponse {}))
     }
 

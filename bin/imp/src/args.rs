@@ -129,7 +129,23 @@ impl Command {
     pub(crate) fn own_failure(&self) -> u8 {
         match self {
             Self::Run(_) | Self::Exec(_) => OWN_FAILURE,
-            _ => 1,
+            Self::Ps(_)
+            | Self::Logs(_)
+            | Self::Attach(_)
+            | Self::Cp(_)
+            | Self::Stop(_)
+            | Self::Kill(_)
+            | Self::Rm(_)
+            | Self::Wait(_)
+            | Self::Inspect(_)
+            | Self::Top(_)
+            | Self::PortForward(_)
+            | Self::Image(_)
+            | Self::Prune(_)
+            | Self::Doctor(_)
+            | Self::Completions(_)
+            | Self::Version(_)
+            | Self::Owner(_) => 1,
         }
     }
 }

@@ -37,6 +37,9 @@ impl Context {
         settings.layout.data = here.join(&settings.layout.data);
         settings.layout.runtime = here.join(&settings.layout.runtime);
         settings.guest_agent = here.join(&settings.guest_agent);
+        for program in [&mut settings.firecracker, &mut settings.qemu].into_iter().flatten() {
+            *program = here.join(&*program);
+        }
         Ok(Self { settings, world })
     }
 
@@ -68,12 +71,13 @@ impl Context {
         self.owner().await.map(Some)
     }
 
-    /// Tells owners apart that would do the same differently: another program, or other paths.
+    /// Tells owners apart that would do the same differently: another program, other paths, another driver, or other
+    /// networks.
     pub(crate) fn build(&self) -> anyhow::Result<String> {
         let settings = &self.settings;
         let mut paths = DefaultHasher::new();
         (&settings.layout.data, &settings.guest_agent, &settings.qemu).hash(&mut paths);
-        format!("{:?}", settings.bridge).hash(&mut paths);
+        (&settings.firecracker, format!("{:?} {:?}", settings.driver, settings.bridge)).hash(&mut paths);
         Ok(format!("{}-{:016x}", build_of(&self.world.program)?, paths.finish()))
     }
 

@@ -1,7 +1,12 @@
 //! What a command's end means to the shell that called it.
 
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
+
+use clap::CommandFactory;
+
+use crate::args::Arguments;
 
 /// Exit status of a command that failed by itself, where that must be told from the program it runs.
 pub(crate) const OWN_FAILURE: u8 = 125;
@@ -74,14 +79,27 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         return ExitCode::SUCCESS;
     }
-    // As docker does it: a usage error of `run` is not to be taken for the program's own status.
-    let run = std::env::args_os().nth(1).is_some_and(|command| command == "run" || command == "exec");
-    if run { OWN_FAILURE.into() } else { USAGE.into() }
+    if runs_a_program(std::env::args_os().skip(1)) { OWN_FAILURE.into() } else { USAGE.into() }
+}
+
+/// As docker does it: a usage error of `run` is not to be taken for the program's own status.
+fn runs_a_program(words: impl Iterator<Item = OsString>) -> bool {
+    let commands = Arguments::command();
+    let mut verbs =
+        words.filter_map(|word| commands.find_subcommand(word).map(|verb| verb.get_name().to_owned()));
+    verbs.next().is_some_and(|verb| verb == "run" || verb == "exec")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_verb_decides_what_a_wrong_command_line_is_told_by() {
+        let judge = |line: &str| runs_a_program(line.split(' ').map(OsString::from));
+        assert!(judge("run --bad") && judge("--data-dir /x run --bad") && judge("exec"));
+        assert!(!judge("ps run") && !judge("--bad"));
+    }
 
     #[test]
     fn only_the_pipe_of_its_own_output_ends_a_command_without_a_word() {

@@ -150,17 +150,17 @@ pub(crate) enum Color {
 }
 
 fn colored(color: Color, text: &str) -> String {
-    paint(color, text, io::stderr().is_terminal())
+    paint(color, text, &io::stderr())
 }
 
 /// Colored for stdout.
 pub(crate) fn colored_out(color: Color, text: &str) -> String {
-    paint(color, text, io::stdout().is_terminal())
+    paint(color, text, &io::stdout())
 }
 
-fn paint(color: Color, text: &str, terminal: bool) -> String {
+fn paint(color: Color, text: &str, stream: &impl IsTerminal) -> String {
     let forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if forbidden || !terminal {
+    if forbidden || !stream.is_terminal() {
         return text.to_owned();
     }
     let code = match color {

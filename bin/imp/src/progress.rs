@@ -67,8 +67,6 @@ fn line(event: &Event) -> Option<String> {
         Event::Built { disk, bytes } => Some(format!("{}: disk built, {}", short(disk), show_bytes(*bytes))),
         Event::Stored { image } => Some(format!("{}: ready", short(image))),
         Event::Transferred { .. } | Event::Building { .. } => None,
-        // More kinds may come; a line that says nothing helps nobody.
-        _ => None,
     }
 }
 
@@ -104,7 +102,10 @@ impl Bars {
                     let _ = self.all.println(line);
                 }
             }
-            _ => {}
+            Event::Resolving { .. }
+            | Event::Resolved { .. }
+            | Event::Present { .. }
+            | Event::Stored { .. } => {}
         }
     }
 

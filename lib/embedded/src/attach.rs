@@ -3,7 +3,7 @@
 //! ```text
 //! wait for the guest ─► wait for the main process ─► pass on input and output ─► exited
 //!        │                        │                            │ the guest is gone
-//!        └────────────────────────┴────────────────────────────┴─► what the log kept of the rest ─► outcome
+//!        └────────────────────────┴────────────────────────────┴─► what the log gets of the rest ─► outcome
 //! ```
 
 use std::sync::Arc;
@@ -83,7 +83,10 @@ impl Attachment {
             Passed::Broke { bytes } => {
                 // A client that wanted only what comes got it from the guest, or there was none.
                 if let Some(offset) = open.from_offset {
-                    self.replay(offset.saturating_add(bytes)).await?;
+                    tokio::select! {
+                        () = answers.closed() => return Ok(()),
+                        replayed = self.replay(offset.saturating_add(bytes)) => replayed?,
+                    }
                 }
                 tokio::select! {
                     () = answers.closed() => Ok(()),
@@ -190,9 +193,9 @@ impl Attachment {
         }
     }
 
-    /// What the log kept, from a position on, of a process that had ended before all of it could be passed on.
+    /// What the log has from a position on, and gets: the guest went away, and if its VM has not ended it may come back.
     async fn replay(&self, offset: u64) -> Result<(), Status> {
-        let query = LogQuery { end: LogEnd::Now, ..LogQuery::default() };
+        let query = LogQuery { end: LogEnd::Follow, ..LogQuery::default() };
         // No log: the process never ran, or its VM has been removed.
         let Ok(mut log) = self.runtime.logs(&self.id, query).await else { return Ok(()) };
         while let Ok(Some(entry)) = log.next().await {

@@ -27,8 +27,6 @@ pub enum Error {
     /// The transport's own words say nothing to a user.
     #[error("the connection to the owner of the VMs broke; run the command again")]
     Lost(Box<Status>),
-    #[error("the owner of the VMs does not answer; see its log, or end it with `imp owner stop`")]
-    Silent,
     #[error("the owner of the VMs gave an answer that this version does not understand")]
     Answer(#[from] convert::Error),
     #[error("a process sent what this version does not understand")]
@@ -36,15 +34,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether no VM has the name or id that was asked for.
+    pub fn is_unknown_vm(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code() == Code::NotFound)
+    }
+
     /// Whether the owner went away; another one may go on with what it did.
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Lost(_) | Self::Process(process::Error::CutShort) => true,
             Self::Process(process::Error::Refused(status)) => is_transport(status.code()),
-            Self::Refused(_)
-            | Self::Silent
-            | Self::Answer(_)
-            | Self::Process(process::Error::Malformed(_)) => false,
+            Self::Refused(_) | Self::Answer(_) | Self::Process(process::Error::Malformed(_)) => false,
         }
     }
 }
@@ -76,7 +76,7 @@ pub struct Identity {
 #[derive(Debug, Clone, Default)]
 pub struct LogQuery {
     pub follow: Follow,
-    /// Entries from the end.
+    /// Lines from the end.
     pub tail: Option<u64>,
     pub since: Option<SystemTime>,
     pub source: LogSource,

@@ -42,7 +42,11 @@ impl Write for Entry<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.size > 0 && open.size + bytes.len() as u64 > BOUND {
-            std::fs::rename(&self.0.path, self.0.path.with_extension("log.1"))?;
+            match std::fs::rename(&self.0.path, self.0.path.with_extension("log.1")) {
+                // Set aside before, when the next one could not be made.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
             *open = Open::append(&self.0.path)?;
         }
         open.file.write_all(bytes)?;

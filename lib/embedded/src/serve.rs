@@ -137,7 +137,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(one_client(stream, routes.clone(), Guest::arrive(&count)));
+                    connections.spawn(one_client(stream, routes.clone(), Client::arrive(&count)));
                 }
                 Err(error) => {
                     // Out of file descriptors or memory: the clients there are come first.
@@ -207,22 +207,22 @@ fn routes(server: Server) -> Routes {
 }
 
 /// One client that is there, counted while this lives.
-struct Guest(Arc<watch::Sender<usize>>);
+struct Client(Arc<watch::Sender<usize>>);
 
-impl Guest {
+impl Client {
     fn arrive(count: &Arc<watch::Sender<usize>>) -> Self {
         count.send_modify(|count| *count += 1);
         Self(count.clone())
     }
 }
 
-impl Drop for Guest {
+impl Drop for Client {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }
 }
 
-async fn one_client(stream: UnixStream, routes: Routes, _guest: Guest) {
+async fn one_client(stream: UnixStream, routes: Routes, _client: Client) {
     match stream.peer_cred() {
         Ok(peer) if peer.uid() == rustix::process::geteuid().as_raw() => {}
         Ok(peer) => {

@@ -12,6 +12,7 @@ use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{SignalRequest, VitalsRequest, VitalsResponse, signal_request};
 use imp_protocol::runtime as wire;
 use imp_protocol::runtime::runtime_server::Runtime as Service;
+use imp_protocol::signal;
 use imp_runtime::status::{State, VmStatus};
 use imp_runtime::{GuestHold, LogEnd, LogQuery, Runtime, Verdict, VmId};
 use tokio::sync::{mpsc, watch};
@@ -32,6 +33,8 @@ const REACH_PATIENCE: Duration = Duration::from_secs(20);
 const REACH_PAUSE: Duration = Duration::from_millis(20);
 /// Messages on their way to a client.
 const QUEUE: usize = 8;
+/// The signal that no process survives, by its number.
+const KILL: i32 = 9;
 /// Longest message of a refusal: it travels in a header.
 const LONGEST_REFUSAL: usize = 2048;
 
@@ -148,7 +151,7 @@ impl Service for Server {
     ) -> Result<Response<wire::KillResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
-        if matches!(request.signal.trim_start_matches("SIG"), "" | "KILL" | "9") {
+        if request.signal.is_empty() || signal::number(&request.signal) == Ok(KILL) {
             self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
         } else {
             let hold = reach(&self.runtime, &id).await?;
@@ -190,7 +193,9 @@ impl Service for Server {
         let id = self.resolve(&request.vm)?;
         if request.console {
             let lines = self.runtime.console(&id).await.map_err(|error| refusal(&error))?;
-            let entries = lines.into_iter().map(|line| Ok(console_entry(&line)));
+            let tail = request.tail.and_then(|tail| usize::try_from(tail).ok()).unwrap_or(usize::MAX);
+            let earlier = lines.len().saturating_sub(tail);
+            let entries = lines.into_iter().skip(earlier).map(|line| Ok(console_entry(&line)));
             return Ok(Response::new(Box::pin(tokio_stream::iter(entries.collect::<Vec<_>>()))));
         }
         let query = LogQuery {

@@ -29,19 +29,16 @@ pub const OWNED: &str = "owned";
 pub const FAILED: &str = "failed: ";
 
 /// Variables of the user's environment that the owner gets: what decides where things are, and no secrets.
-const KEPT: [&str; 12] = [
+const KEPT: [&str; 9] = [
     "PATH",
     "HOME",
     "USER",
     "TMPDIR",
     "LANG",
-    "RUST_LOG",
     "RUST_BACKTRACE",
     "XDG_DATA_HOME",
     "XDG_RUNTIME_DIR",
     "IMP_LOG",
-    "IMP_QEMU",
-    "IMP_GUEST_AGENT",
 ];
 
 /// How an owner is found and started.

@@ -39,6 +39,8 @@ const LONGEST_QUESTION: usize = 1024;
 /// Questions that wait for an answer, of one VM. Further ones over UDP are dropped: the guest asks again.
 const MOST_QUESTIONS: usize = 64;
 const MOST_CONNECTIONS: usize = 16;
+/// Between two tries of something that the host refuses.
+const REST: Duration = Duration::from_millis(100);
 /// How long a connection may say nothing.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -116,7 +118,10 @@ async fn serve_udp(socket: Arc<UdpSocket>, names: Arc<Names>, questions: Arc<Sem
             Ok(received) => received,
             // An answer that nobody was there for any more; not a fault of this socket.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-            Err(error) => return Err(error),
+            Err(error) => {
+                rest(&names.vm, &error).await;
+                continue;
+            }
         };
         while answering.try_join_next().is_some() {}
         let Some(bytes) = buffer.get(..length.min(LONGEST_QUESTION)) else { continue };
@@ -141,7 +146,10 @@ async fn serve_tcp(listener: TcpListener, names: Arc<Names>, questions: Arc<Sema
             Ok((stream, _)) => stream,
             // The connection was gone before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-            Err(error) => return Err(error),
+            Err(error) => {
+                rest(&names.vm, &error).await;
+                continue;
+            }
         };
         while serving.try_join_next().is_some() {}
         let (names, questions) = (Arc::clone(&names), Arc::clone(&questions));
@@ -151,6 +159,12 @@ async fn serve_tcp(listener: TcpListener, names: Arc<Names>, questions: Arc<Sema
             let _ = serve_connection(stream, &names, &questions).await;
         });
     }
+}
+
+/// What the host is short of, descriptors or memory, comes back; a name server that gave up would not.
+async fn rest(vm: &VmName, error: &io::Error) {
+    tracing::warn!(%vm, %error, "the name server of a VM waits for its host");
+    tokio::time::sleep(REST).await;
 }
 
 async fn serve_connection(

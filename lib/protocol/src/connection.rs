@@ -1,12 +1,14 @@
 //! HTTP/2 between our processes: over the channel of a guest, after the greeting, and over the socket of the process that
 //! owns a machine's VMs.
 //!
-//! One connection carries many streams. Windows bound what a peer can make this side hold: at most `CONNECTION_WINDOW`
-//! for a whole connection, at most `STREAM_WINDOW` for a stream that nobody reads.
+//! One connection carries many streams. Windows bound what a peer can make this side hold: at most `STREAM_WINDOW` for each
+//! stream that nobody reads. However many of those there are, they hold up no other: the connection's own window has room
+//! for all streams that there can be.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::uri::{Authority, Scheme};
 use http::{HeaderValue, Request, Response, Uri};
@@ -27,7 +29,7 @@ pub const VM_HEADER: &str = "imp-vm";
 /// Bytes a peer may send on one stream before they are read.
 const STREAM_WINDOW: u32 = 2 << 20;
 /// Bytes a peer may send on all streams before they are read.
-const CONNECTION_WINDOW: u32 = 16 << 20;
+const CONNECTION_WINDOW: u32 = STREAMS * STREAM_WINDOW;
 /// Largest frame: a chunk of a file or of output (256 KiB) with what gRPC puts around it, so that it is one frame and not
 /// one and a rest; short enough that streams take turns.
 const FRAME: u32 = (256 << 10) + (1 << 10);
@@ -35,6 +37,11 @@ const FRAME: u32 = (256 << 10) + (1 << 10);
 pub const LONGEST_FRAME: usize = FRAME as usize;
 const HEADERS: u32 = 16 << 10;
 const STREAMS: u32 = 512;
+/// A guest that has said nothing for so long is asked whether it is there, below all streams: no window and no number of
+/// streams is in the way of that.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How long it may take to answer. An emulated guest on a busy host needs seconds.
+const ANSWERS: Duration = Duration::from_secs(20);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -53,17 +60,25 @@ pub struct Connection {
     closed: watch::Receiver<bool>,
 }
 
-/// Greets the guest at the other end of `channel` and starts HTTP/2. `nonce`: see [`hello::greet`].
+/// Greets the guest at the other end of `channel` and starts HTTP/2. `nonce`: see [`hello::greet`]. The connection is closed
+/// also when the guest does not answer its heartbeat.
 pub async fn connect<S>(mut channel: S, nonce: u64) -> Result<(Connection, Peer), Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let peer = hello::greet(&mut channel, Versions::OURS, nonce).await?;
-    Ok((connect_owner(channel).await?, peer))
+    Ok((start(channel, Some(HEARTBEAT)).await?, peer))
 }
 
 /// Starts HTTP/2 without a greeting, as on the owner's socket.
 pub async fn connect_owner<S>(stream: S) -> Result<Connection, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    start(stream, None).await
+}
+
+async fn start<S>(stream: S, heartbeat: Option<Duration>) -> Result<Connection, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -74,6 +89,9 @@ where
         .max_frame_size(FRAME)
         .max_header_list_size(HEADERS)
         .max_send_buf_size(STREAM_WINDOW as usize)
+        .keep_alive_interval(heartbeat)
+        .keep_alive_timeout(ANSWERS)
+        .keep_alive_while_idle(true)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(Error::Http)?;
@@ -235,5 +253,27 @@ mod tests {
         server.abort();
         connection.closed().await;
         assert!(connection.is_closed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_says_nothing_any_more_is_lost_and_one_that_is_idle_is_not() {
+        let (host, mut near) = tokio::io::duplex(1 << 10);
+        let (mut far, guest) = tokio::io::duplex(1 << 10);
+        drop(tokio::spawn(serve_guest(guest, routes(), "1.2.3")));
+        let (freeze, frozen) = tokio::sync::oneshot::channel::<()>();
+        // Holds both ends for good: nobody hangs up.
+        let channel = tokio::spawn(async move {
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                _ = frozen => {}
+            }
+            (near, far)
+        });
+        let (connection, _) = connect(host, 7).await.unwrap();
+        tokio::time::sleep(100 * HEARTBEAT).await;
+        assert!(!connection.is_closed());
+        freeze.send(()).unwrap();
+        connection.closed().await;
+        drop(channel.await.unwrap());
     }
 }

@@ -38,8 +38,6 @@ const LONGEST_ANSWER: Duration = Duration::from_secs(4);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long the agent may take for a call that does next to nothing. An emulated guest on a busy host needs seconds.
 const CALL: Duration = Duration::from_secs(20);
-/// Between two pings.
-const HEARTBEAT: Duration = Duration::from_secs(5);
 /// What processes that are left get when the machine goes down.
 const LAST_GRACE: Duration = Duration::from_secs(2);
 
@@ -142,23 +140,6 @@ async fn first_call(connection: &Connection) -> Result<String, Error> {
     Ok(answer.kernel_release)
 }
 
-/// Returns when the guest does not answer any more.
-pub(crate) async fn lost(connection: &Connection) {
-    let heartbeat = async {
-        loop {
-            sleep(HEARTBEAT).await;
-            if let Err(error) = first_call(connection).await {
-                tracing::warn!(%error, "heartbeat missed");
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        () = connection.closed() => {}
-        () = heartbeat => {}
-    }
-}
-
 /// Makes the guest the machine that was asked for; checks that it says so.
 pub(crate) async fn configure(
     connection: &Connection,
@@ -188,9 +169,8 @@ pub(crate) async fn configure(
     }
 }
 
-/// Sends the main process its stop signal.
+/// Sends the main process its stop signal; an empty one is that which it understands.
 pub(crate) async fn signal_main(connection: &Connection, signal: &str) -> Result<(), Error> {
-    let signal = if signal.is_empty() { "SIGTERM" } else { signal };
     let target = Some(signal_request::Target::Id(MAIN.into()));
     let request = SignalRequest { target, signal: signal.into(), whole_tree: false };
     call("Signal", ProcessesClient::new(connection.clone()).signal(request)).await.map(drop)

@@ -12,7 +12,7 @@ use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
 use crate::process::ProcessRecord;
 use crate::spec::VmSpec;
-use crate::status::VmStatus;
+use crate::status::{Outcome, VmStatus};
 
 /// Version of the form on disk.
 const FORMAT: u32 = 1;
@@ -43,6 +43,8 @@ pub(crate) enum Stage {
     Booting { vmm: ProcessRecord },
     /// The main process has been started.
     Running { vmm: ProcessRecord },
+    /// The main process has ended. Written before the guest is told that this is known: it forgets it then.
+    Ended { vmm: ProcessRecord, outcome: Outcome },
     /// Nothing runs any more.
     Stopped,
 }

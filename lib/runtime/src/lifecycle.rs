@@ -13,7 +13,9 @@
 //!                                      Stopped
 //! ```
 //!
-//! The end of the VMM leads to `CleaningUp` from every phase in which one may run. What comes too late is ignored.
+//! The end of the VMM leads to `CleaningUp` from every phase in which one may run. What comes too late is ignored. A VM
+//! whose owner ended before the record said that the main process runs goes on in `Finding`: the guest knows whether it
+//! does.
 
 use std::time::Duration;
 
@@ -36,6 +38,8 @@ pub(crate) enum Phase {
     Configuring,
     CopyingIn,
     StartingMain,
+    /// Another owner may have started the main process; the guest is asked.
+    Finding,
     Running,
     /// The channel broke while the main process ran.
     Reconnecting,
@@ -112,6 +116,8 @@ pub(crate) enum Command {
     Configure,
     CopyIn,
     StartMain,
+    /// Follow a main process that another owner, or an earlier channel, has started.
+    FollowMain,
     Reconnect,
     /// Send the main process its stop signal.
     SignalMain,
@@ -132,12 +138,14 @@ pub(crate) struct Times {
 }
 
 /// What an owner finds of a VM that it did not start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Remains {
-    /// Recorded as about to start or as booting; its environment died with its owner.
+    /// Recorded as about to start or as booting. Its environment died with its owner, unless it reached the guest.
     Unfinished { vmm: VmmRemains },
     /// Its main process had been started.
     Started { vmm: VmmRemains },
+    /// Its main process had ended, and the guest may have been told that this is known.
+    Ended { vmm: VmmRemains, outcome: Outcome },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,12 +158,16 @@ impl Phase {
     /// Where the life of a found VM goes on.
     pub(crate) fn adopted(remains: Remains) -> (Self, Vec<Command>) {
         match remains {
-            Remains::Unfinished { vmm: VmmRemains::Alive } => Self::end(failed(Failure::OwnerGone)),
+            Remains::Unfinished { vmm: VmmRemains::Alive } => {
+                (Self::Finding, vec![Command::Arm(Deadline::Reconnect, RECONNECT), Command::Reconnect])
+            }
             Remains::Unfinished { vmm: VmmRemains::Gone } => Self::clean_up(failed(Failure::OwnerGone)),
             Remains::Started { vmm: VmmRemains::Alive } => {
                 (Self::Reconnecting, vec![Command::Arm(Deadline::Reconnect, RECONNECT), Command::Reconnect])
             }
             Remains::Started { vmm: VmmRemains::Gone } => Self::clean_up(failed(Failure::GoneUnseen)),
+            Remains::Ended { vmm: VmmRemains::Alive, outcome } => Self::end(outcome),
+            Remains::Ended { vmm: VmmRemains::Gone, outcome } => Self::clean_up(outcome),
         }
     }
 
@@ -204,8 +216,18 @@ impl Phase {
                 _ => Self::clean_up(failed(Failure::EndedInBoot { vmm })),
             },
 
+            (Self::Finding, Input::ChannelBack) => (Self::Finding, vec![C::FollowMain]),
+            (Self::Finding, Input::MainStarted) => (Self::Running, vec![]),
+            (Self::Finding, Input::ChannelLost) => (Self::Finding, vec![C::Reconnect]),
+            // The guest does not know it, or says nothing at all.
+            (Self::Finding, Input::Failed(_) | Input::DeadlinePassed(Deadline::Reconnect)) => {
+                Self::end(failed(Failure::OwnerGone))
+            }
+            (Self::Finding, Input::Kill | Input::Stop { .. }) => Self::end(Outcome::Killed),
+            (Self::Finding, Input::VmmEnded(_)) => Self::clean_up(failed(Failure::OwnerGone)),
+
             (
-                Self::StartingMain | Self::Running | Self::Reconnecting | Self::StoppingMain,
+                Self::StartingMain | Self::Finding | Self::Running | Self::Reconnecting | Self::StoppingMain,
                 Input::MainEnded(outcome),
             ) => (Self::Draining { outcome }, vec![C::Arm(Deadline::Drain, DRAIN), C::Drain]),
             (Self::Running, Input::ChannelLost) => {
@@ -213,7 +235,7 @@ impl Phase {
             }
             // The channel works, but the guest does not know its main process.
             (Self::Running, Input::Failed(failure)) => Self::end(failed(failure)),
-            (Self::Reconnecting, Input::ChannelBack) => (Self::Running, vec![]),
+            (Self::Reconnecting, Input::ChannelBack) => (Self::Running, vec![C::FollowMain]),
             (Self::Reconnecting, Input::DeadlinePassed(Deadline::Reconnect)) => {
                 Self::end(failed(Failure::ChannelLost { seconds: RECONNECT.as_secs() }))
             }
@@ -297,7 +319,8 @@ impl Phase {
             | Self::Answering
             | Self::Configuring
             | Self::CopyingIn
-            | Self::StartingMain => State::Starting,
+            | Self::StartingMain
+            | Self::Finding => State::Starting,
             Self::Running | Self::Reconnecting => State::Running,
             Self::StoppingMain
             | Self::Draining { .. }
@@ -324,6 +347,7 @@ impl Phase {
             | Self::Configuring
             | Self::CopyingIn
             | Self::StartingMain
+            | Self::Finding
             | Self::Running
             | Self::Reconnecting
             | Self::StoppingMain => None,

@@ -17,6 +17,7 @@ fn phases() -> Vec<Phase> {
         Phase::Configuring,
         Phase::CopyingIn,
         Phase::StartingMain,
+        Phase::Finding,
         Phase::Running,
         Phase::Reconnecting,
         Phase::StoppingMain,
@@ -189,7 +190,7 @@ fn what_does_not_concern_a_phase_changes_nothing() {
         .collect();
     let counts: Vec<usize> = table.iter().map(|(_, n)| *n).collect();
     // One number per phase, in the order of `phases`: how many of the inputs it reacts to.
-    assert_eq!(counts, [3, 4, 4, 7, 8, 7, 8, 7, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
+    assert_eq!(counts, [3, 4, 4, 7, 8, 7, 8, 10, 7, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
 }
 
 #[test]
@@ -215,8 +216,25 @@ fn a_guest_that_panics_while_it_boots_fails_at_once() {
 fn a_found_vm_goes_on_where_its_record_says() {
     let alive = VmmRemains::Alive;
     let gone = VmmRemains::Gone;
-    assert!(matches!(Phase::adopted(Remains::Unfinished { vmm: alive }).0, Phase::Ending { .. }));
+    assert!(matches!(Phase::adopted(Remains::Unfinished { vmm: alive }).0, Phase::Finding));
     assert!(matches!(Phase::adopted(Remains::Unfinished { vmm: gone }).0, Phase::CleaningUp { .. }));
     assert!(matches!(Phase::adopted(Remains::Started { vmm: alive }).0, Phase::Reconnecting));
     assert!(matches!(Phase::adopted(Remains::Started { vmm: gone }).0, Phase::CleaningUp { .. }));
+    // What was known of the end is not lost.
+    let ended = |vmm| Phase::adopted(Remains::Ended { vmm, outcome: EXITED });
+    assert_eq!(ended(alive), (Phase::Ending { outcome: EXITED }, vec![Command::KillVmm]));
+    assert_eq!(ended(gone), (Phase::CleaningUp { outcome: EXITED }, vec![Command::CleanUp]));
+}
+
+#[test]
+fn a_vm_that_was_found_booting_runs_if_its_guest_knows_the_main_process() {
+    let (found, _) = Phase::adopted(Remains::Unfinished { vmm: VmmRemains::Alive });
+    let (asked, commands) = run(found.clone(), &[Input::ChannelBack]);
+    assert_eq!((&asked, commands), (&Phase::Finding, vec![Command::FollowMain]));
+    assert_eq!(run(asked.clone(), &[Input::MainStarted]).0, Phase::Running);
+    let ended = run(asked.clone(), &[Input::MainStarted, Input::MainEnded(EXITED)]).0;
+    assert_eq!(ended, Phase::Draining { outcome: EXITED });
+    let owner_gone = Phase::Ending { outcome: failed(Failure::OwnerGone) };
+    assert_eq!(run(asked, &[Input::Failed(Failure::MainLost)]).0, owner_gone);
+    assert_eq!(run(found, &[Input::DeadlinePassed(Deadline::Reconnect)]).0, owner_gone);
 }

@@ -182,6 +182,22 @@ pub(crate) fn find(program: &OsStr, argument: &OsStr) -> Vec<Process> {
         .collect()
 }
 
+/// All processes that run as this user.
+pub(crate) fn of_user(user: u32) -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter_map(Pid::from_raw)
+        .filter_map(|pid| {
+            // As above: held first.
+            let process = Process::of_child(pid).ok()?;
+            let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+            let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+            let runs_as = ids.split_ascii_whitespace().any(|id| id.parse() == Ok(user));
+            (runs_as && process.is_alive()).then_some(process)
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -239,6 +255,16 @@ mod tests {
         assert_eq!(found.iter().map(Process::pid).collect::<Vec<_>>(), [child.id()]);
         assert!(find(OsStr::new("/bin/sleep"), OsStr::new("1000.0070070070070070")).is_empty());
         assert!(find(OsStr::new("/bin/cat"), OsStr::new(argument)).is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_processes_of_a_user_are_found_and_no_others() {
+        let (mut child, pid) = sleeper();
+        let own = of_user(rustix::process::geteuid().as_raw());
+        assert!(own.iter().any(|process| process.pid() == pid.as_raw_nonzero().get().unsigned_abs()));
+        assert!(of_user(u32::MAX - 7).is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -117,6 +117,10 @@ pub enum Failure {
     EndedWhileRunning { vmm: VmmEnd },
     #[error("the channel to the guest broke and did not come back within {seconds} s")]
     ChannelLost { seconds: u64 },
+    #[error(
+        "the guest's agent died, and the main process with it; see `imp logs --console`, and run it again"
+    )]
+    MainLost,
     #[error("the process that owned the machine ended before the main process had started; run it again")]
     OwnerGone,
     #[error("the machine was gone when its owner came back; how its main process ended is not known")]

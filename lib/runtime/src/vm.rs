@@ -40,9 +40,9 @@ pub(crate) struct Context {
     pub events: broadcast::Sender<Event>,
     /// Ends all tasks, not the VMs, when the owner lets go.
     pub ended: CancellationToken,
-    /// Keeps the data directory until the last task is gone.
-    pub _lock: std::fs::File,
     pub bridges: Bridges,
+    /// Keeps the data directory until the last task is gone. Last, so that who takes it finds all else let go.
+    pub _lock: std::fs::File,
 }
 
 /// What a VM's task is told.
@@ -156,7 +156,7 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
         machine: None,
         channel: None,
         step: None,
-        heartbeat: None,
+        loss_watch: None,
         exit_watch: None,
         deadlines: Vec::new(),
     };
@@ -189,7 +189,8 @@ struct Vm {
     channel: Option<Channel>,
     /// The command that is under way; a new one ends the old one.
     step: Option<AbortOnDropHandle<()>>,
-    heartbeat: Option<AbortOnDropHandle<()>>,
+    /// Waits for the connection to close.
+    loss_watch: Option<AbortOnDropHandle<()>>,
     exit_watch: Option<AbortOnDropHandle<()>>,
     deadlines: Vec<(Deadline, AbortOnDropHandle<()>)>,
 }
@@ -203,7 +204,7 @@ enum Next {
 
 impl Vm {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, commands: Vec<Command>) {
-        if matches!(self.phase, Phase::Reconnecting) {
+        if matches!(self.phase, Phase::Reconnecting | Phase::Finding) {
             self.publish_again().await;
             self.answer_names_again().await;
         }
@@ -255,7 +256,7 @@ impl Vm {
                     let end = explained(machine.ended().await, &cgroups);
                     let _ = messages.send(Message::Happened(Input::VmmEnded(end)));
                 }));
-                if matches!(self.phase, Phase::Reconnecting) {
+                if matches!(self.phase, Phase::Reconnecting | Phase::Finding) {
                     self.greet();
                 }
                 return self.happened(Input::Spawned).await;
@@ -265,12 +266,12 @@ impl Vm {
                 self.record.status.agent = Some(agent);
                 self.connection.send_replace(Some(connection.clone()));
                 let guest = self.guest();
-                self.heartbeat = Some(spawn(async move {
-                    crate::guest::lost(&connection).await;
+                self.loss_watch = Some(spawn(async move {
+                    connection.closed().await;
                     guest.broken(&connection, Input::ChannelLost).await;
                 }));
                 let input = match self.phase {
-                    Phase::Reconnecting => Input::ChannelBack,
+                    Phase::Reconnecting | Phase::Finding => Input::ChannelBack,
                     _ => Input::Answered,
                 };
                 return self.happened(input).await;
@@ -297,9 +298,6 @@ impl Vm {
         if self.phase != before {
             tracing::debug!(vm = %self.id, ?input, phase = ?self.phase, "phase");
             self.keep(&before).await;
-            if matches!(self.phase, Phase::Running) && matches!(before, Phase::Reconnecting) {
-                self.follow_main(crate::guest::Request::Attach);
-            }
         }
         for command in commands {
             self.carry_out(command);

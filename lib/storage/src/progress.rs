@@ -11,7 +11,6 @@ pub trait Progress: Sync {
 
 /// One step of a pull, an import or a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Event {
     /// A registry or an archive is asked what a name means.
     Resolving { name: String },

@@ -1,7 +1,9 @@
 //! Images made on this machine, without a registry: each once, kept in the cache under the digest of its recipe.
 
 mod cache;
+mod debian;
 mod python;
+mod systemd;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use crate::oci::{Image, Layer};
 pub const PYTHON: &str = "imp.test/python:latest";
 pub const BUSYBOX: &str = "imp.test/busybox:latest";
 pub const SCRATCH: &str = "imp.test/scratch:latest";
+pub const SYSTEMD: &str = "imp.test/systemd:latest";
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000:app:/srv/app:/bin/sh\n\
@@ -26,6 +29,12 @@ const GROUP: &[u8] = b"root:x:0:\napp:x:1000:\nwheel:x:10:app\nnogroup:x:65534:\
 /// Entry point `python3`, command `/srv/app/main.py`, user `app` (1000), port 8080, stop signal SIGINT.
 pub fn python() -> anyhow::Result<PathBuf> {
     python::layout()
+}
+
+/// Debian whose entry point is its init, `/sbin/init`, which is systemd. One service of its own, `life`, says in `/var/life`
+/// that it has started, and on the console that it is stopped in order.
+pub fn systemd() -> anyhow::Result<PathBuf> {
+    systemd::layout()
 }
 
 /// Busybox and its links. Command `sh`, user root, one variable `FIXTURE=busybox`.

@@ -82,6 +82,8 @@ impl Imp {
             .current_dir(self.folder.path())
             .env_remove("IMP_OWNER_IDLE_SECONDS")
             .env_remove("IMP_INSECURE_REGISTRIES")
+            .env_remove("IMP_LOG")
+            .env_remove("NO_COLOR")
             .env("DOCKER_CONFIG", self.docker())
             .env("IMP_DATA_DIR", self.data())
             .env("IMP_RUNTIME_DIR", self.folder.path().join("run"))

@@ -83,7 +83,7 @@ impl Requests {
             Ok(request) => request,
             Err(_) => return false,
         };
-        let errno = request.execute().raw_os_error().unwrap_or(libc_eio());
+        let errno = request.execute().raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error());
         self.0.write_all(&errno.to_le_bytes()).is_ok()
     }
 }
@@ -92,10 +92,6 @@ impl AsFd for Requests {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-fn libc_eio() -> i32 {
-    rustix::io::Errno::IO.raw_os_error()
 }
 
 #[derive(Debug, PartialEq, Eq)]

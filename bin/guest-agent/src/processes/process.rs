@@ -201,6 +201,10 @@ impl Process {
             Scope::Tree if signal == Number::KILL => self.tree.kill(),
             Scope::Tree => self.tree.signal(signal),
             Scope::Process if !ended => {
+                let signal = match self.tree {
+                    Tree::Init => meant_for_init(signal),
+                    Tree::Cgroup(_) | Tree::Session(_) => signal,
+                };
                 let _ = imp_sys::signals::send(self.pid, signal);
             }
             Scope::Process => {}
@@ -297,6 +301,12 @@ impl Process {
         // The main process passes it on as it sees fit; a tree whose parts are signalled behind its back is not orderly.
         self.signal(self.stop_signal.unwrap_or(default), Scope::Process);
     }
+}
+
+/// Images made for containers have systemd halt, by SIGRTMIN+3, which ends a container. A machine that halts stays.
+fn meant_for_init(signal: Number) -> Number {
+    let after = |first: i32| Number::new(Number::REAL_TIME.0 + first);
+    after(4).filter(|_| after(3) == Some(signal)).unwrap_or(signal)
 }
 
 /// systemd powers off at SIGRTMIN+4; busybox's and others' init at SIGUSR2.

@@ -1,6 +1,7 @@
 //! `imp cp`: files and trees between this machine and a VM, as docker copies them.
 
 mod left_out;
+mod pack;
 mod place;
 mod plan;
 mod streams;
@@ -27,8 +28,8 @@ use crate::exit::{Outcome, own_output};
 /// A file goes under the name DESTINATION, or into it if that is a directory. A directory becomes DESTINATION if that
 /// does not exist, and goes into it otherwise; with `/.` at the end of SOURCE its contents go into it. `-` in the place
 /// of a path here is a tar stream: from stdin it is unpacked in the directory of the VM, to stdout it holds the file, or
-/// what is below the directory. Paths of a VM begin at its root. Of a VM's files, sockets and devices
-/// are left out, with a warning that names them; it is an error only if nothing else was asked for.
+/// what is below the directory. Paths of a VM begin at its root. Sockets and devices are left out, with a
+/// warning that names them; it is an error only if nothing else was asked for.
 #[derive(Debug, Args)]
 pub(crate) struct Cp {
     /// VM:PATH, PATH, or -
@@ -172,18 +173,27 @@ async fn into(
         if destination.kind != plan::Kind::Directory {
             bail!("{} is no directory of the VM; an archive is unpacked in one", Path::new(path).display());
         }
-        return streams::write(connection, open(&destination.path, owners), streams::Packed::Stdin).await;
+        let packed = streams::Packed::Stdin;
+        return streams::write(connection, open(&destination.path, owners), packed).await.map(drop);
     };
     let (source, facts) = place::source_here(&source, links)?;
     match plan::plan(&facts, &destination)? {
         Placement::Contents { directory } => {
-            streams::write(connection, open(&directory, owners), streams::Packed::Directory(source)).await
+            let is_there = destination.kind == plan::Kind::Directory && directory == destination.path;
+            let top = if is_there { streams::Top::AsItIs } else { streams::Top::AsSource };
+            let packed = streams::Packed::Directory { directory: source, top };
+            streams::write(connection, open(&directory, owners), packed).await?.warn();
         }
         Placement::Entry { directory, name } => {
-            streams::write(connection, open(&directory, owners), streams::Packed::Entry { source, name })
-                .await
+            let packed = streams::Packed::Entry { source, name };
+            let left_out = streams::write(connection, open(&directory, owners), packed).await?;
+            left_out.warn();
+            if left_out.is_something() {
+                bail!("nothing was copied");
+            }
         }
     }
+    Ok(())
 }
 
 fn open(directory: &Path, owners: Owners) -> OpenArchive {

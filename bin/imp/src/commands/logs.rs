@@ -30,7 +30,7 @@ pub(crate) struct Logs {
     #[arg(short, long)]
     timestamps: bool,
     /// The last lines of the machine's console instead
-    #[arg(long, conflicts_with_all = ["follow", "since"])]
+    #[arg(long, conflicts_with_all = ["follow", "since", "timestamps"])]
     console: bool,
 }
 

@@ -2,12 +2,17 @@
 
 pub(crate) mod serve;
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use imp_embedded::start;
 
 use crate::context::Context;
 use crate::exit::Outcome;
+
+/// How long an owner may take to let go of its VMs: one that does not answer is what this command is called for, too.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The background process that owns the VMs
 #[derive(Debug, Args)]
@@ -37,9 +42,10 @@ impl Stop {
     fn run(self, context: &Context) -> Outcome {
         context.block_on(async {
             let Some(owner) = start::find(&context.settings.layout).await? else { return Ok(0) };
-            owner
-                .hand_over()
-                .await
+            let handed_over = tokio::time::timeout(PATIENCE, owner.hand_over()).await;
+            handed_over
+                .map_err(anyhow::Error::from)
+                .and_then(|handed_over| Ok(handed_over?))
                 .context("the owner did not hand over; it can be killed, its VMs go on")?;
             Ok(0)
         })?

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -25,6 +26,8 @@ use crate::output;
 const CHUNK: usize = 32 << 10;
 /// Pieces on their way.
 const QUEUE: usize = 8;
+/// Pause after a connection that could not be accepted, as when too many files are open.
+const REST: Duration = Duration::from_millis(100);
 
 /// Lead ports of this machine to ports of a VM, as long as this command runs
 #[derive(Debug, Args)]
@@ -89,7 +92,15 @@ impl PortForward {
 }
 
 async fn accept(listener: TcpListener, connection: Connection, port: NonZeroU16) {
-    while let Ok((stream, _)) = listener.accept().await {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                output::warn(&format!("port {port}: a connection was not accepted: {error}"));
+                tokio::time::sleep(REST).await;
+                continue;
+            }
+        };
         let connection = connection.clone();
         tokio::spawn(async move {
             if let Err(error) = forward(stream, connection, port).await {

@@ -172,14 +172,25 @@ impl Run {
         let mut status = owner.wait(vm.id.as_str(), State::Running).await?;
         if status.state != State::Running {
             // It went past running: how it ended is known once it has stopped.
-            status = owner.wait(vm.id.as_str(), State::Stopped).await?;
+            match owner.wait(vm.id.as_str(), State::Stopped).await {
+                Ok(stopped) => status = stopped,
+                // With --rm it may be gone by now, and so it had run.
+                Err(error) if error.is_unknown_vm() => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         match &status.outcome {
             Some(outcome @ (VmOutcome::Failed { .. } | VmOutcome::NotStarted { .. })) => {
                 explain(&status);
                 Ok(outcome.exit_code())
             }
-            _ => {
+            Some(
+                VmOutcome::Exited { .. }
+                | VmOutcome::Signalled { .. }
+                | VmOutcome::PoweredOff
+                | VmOutcome::Killed,
+            )
+            | None => {
                 output::print(&format!("{}\n", vm.id))?;
                 Ok(0)
             }

@@ -11,7 +11,7 @@ use crate::value;
 
 /// Ask programs to end, and stop their VMs
 ///
-/// The program gets its stop signal, then the time of the VM's --stop-timeout, then SIGKILL.
+/// The program gets its stop signal and the time of the VM's --stop-timeout; if it has not ended then, its machine does.
 #[derive(Debug, Args)]
 pub(crate) struct Stop {
     /// Name, id, or the beginning of an id

@@ -1,7 +1,8 @@
 //! `imp wait`
 
+use anyhow::Context as _;
 use clap::Args;
-use imp_runtime::status::{Outcome as VmOutcome, State};
+use imp_runtime::status::State;
 
 use crate::commands::each::each;
 use crate::context::Context;
@@ -25,7 +26,10 @@ impl Wait {
                     status => break status?,
                 }
             };
-            Ok(status.outcome.as_ref().map_or(0, VmOutcome::exit_code).to_string())
+            let outcome = status.outcome.as_ref();
+            let outcome =
+                outcome.with_context(|| format!("{} was removed before it had run", status.name))?;
+            Ok(outcome.exit_code().to_string())
         })
     }
 }

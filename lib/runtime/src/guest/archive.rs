@@ -46,8 +46,9 @@ pub(crate) async fn copy_in(connection: &Connection, mount: &CopiedMount) -> Res
     let failed = |source| Error::Archive { path: mount.source.clone(), source };
     let packed = packing.await.map_err(|error| failed(io::Error::other(error)))?;
     match (packed, written) {
+        // Cut short, and so the agent says no more than that: it saw an archive without its end.
+        (Err(source), _) if source.kind() != io::ErrorKind::BrokenPipe => Err(failed(source)),
         (_, Err(status)) => Err(Error::Refused { call: "WriteArchive", status: Box::new(status) }),
-        // Cut short: the agent saw an archive without its end.
         (Err(source), Ok(_)) => Err(failed(source)),
         (Ok(()), Ok(_)) => Ok(()),
     }

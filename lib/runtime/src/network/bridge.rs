@@ -18,8 +18,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use imp_network::dns::{Families, Names, Resolvers};
+use imp_network::dns::{Families, NameSockets, Names, Resolvers};
 use imp_network::names::VmName;
 use imp_network::spec::{
     Guest, GuestError, NotAMac, Publish, PublishOn, Site, TapOwner, Transport, VmNetwork,
@@ -40,6 +42,10 @@ const GUEST: (Ipv4Addr, u8) = (Ipv4Addr::new(172, 16, 0, 2), 30);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 1);
 const GUEST6: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfd69, 0x6d70, 0, 0, 0, 0, 0, 2), 64);
 const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd69, 0x6d70, 0, 0, 0, 0, 0, 1);
+
+/// How long an owner that is on its way out may still hold what it served.
+const HAND_OVER: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// How many connections this host keeps in mind.
 const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -166,7 +172,7 @@ impl Bridges {
     /// Answers the VM's questions for names until the handle is dropped. Within a tokio runtime.
     pub(crate) fn name_server(&self, network: &VmNetwork) -> Result<AbortOnDropHandle<()>, Error> {
         let networks = Arc::clone(&self.open(&mut self.state())?.networks);
-        let sockets = networks.name_sockets(&network.vm)?;
+        let sockets = name_sockets(&networks, &network.vm)?;
         let ipv6 = network.guest.address6().is_some();
         let names = Names {
             vm: network.vm.clone(),
@@ -234,6 +240,21 @@ impl Bridges {
         let routes = imp_network::host_routes(&book::site(digits))?;
         let tracked = fs::read_to_string(TRACKED).ok().and_then(|text| text.trim().parse().ok());
         Ok(Book::new(digits, self.settings.pool, &routes, tracked)?)
+    }
+}
+
+/// An owner that is about to end may hold them for a moment.
+fn name_sockets(networks: &Networks, vm: &VmName) -> Result<NameSockets, NetworkError> {
+    let end = Instant::now() + HAND_OVER;
+    loop {
+        match networks.name_sockets(vm) {
+            Err(NetworkError::NameSockets { source, .. })
+                if source.kind() == io::ErrorKind::AddrInUse && Instant::now() < end =>
+            {
+                thread::sleep(AGAIN);
+            }
+            result => return result,
+        }
     }
 }
 

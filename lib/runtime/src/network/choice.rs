@@ -14,10 +14,8 @@ pub enum Refused {
         "what a VM may reach and IPv6 are for bridge networks, and this VM is to have `{mode}`: use --network bridge, which needs root"
     )]
     NeedsBridge { mode: &'static str },
-    #[error(
-        "{driver} needs root for the network of a VM: run this as root, or use --network none, or another driver"
-    )]
-    NeedsRoot { driver: String },
+    #[error("a bridge network needs root: run this as root, or use --network {instead}")]
+    NeedsRoot { instead: &'static str },
 }
 
 /// What is asked for, in words or by wishes that nothing else can grant.
@@ -33,6 +31,10 @@ pub(crate) fn choose(
     has: &[NetworkMode],
     user: User,
 ) -> Result<NetworkMode, Refused> {
+    let needs_root = || {
+        let instead = if has.contains(&NetworkMode::User) { "user" } else { "none" };
+        Refused::NeedsRoot { instead }
+    };
     let possible = |mode: NetworkMode| match mode {
         NetworkMode::None => true,
         NetworkMode::User => has.contains(&mode),
@@ -40,10 +42,7 @@ pub(crate) fn choose(
     };
     let mode = match self::asked(asked, wishes) {
         Some(mode) => mode,
-        None => *has
-            .iter()
-            .find(|mode| possible(**mode))
-            .ok_or_else(|| Refused::NeedsRoot { driver: driver.to_owned() })?,
+        None => *has.iter().find(|mode| possible(**mode)).ok_or_else(needs_root)?,
     };
     if mode != NetworkMode::Bridge && !wishes.is_none() {
         return Err(Refused::NeedsBridge { mode: name(mode) });
@@ -53,7 +52,7 @@ pub(crate) fn choose(
         return Err(Refused::NotByDriver { driver, mode: name(mode), has });
     }
     if !possible(mode) {
-        return Err(Refused::NeedsRoot { driver: driver.to_owned() });
+        return Err(needs_root());
     }
     Ok(mode)
 }

@@ -23,6 +23,7 @@ use crate::process::{Process, ProcessRecord};
 use crate::status::Outcome;
 use crate::vm::{self, Beginning, Context};
 use crate::vmm::drivers::Drivers;
+use crate::vmm::firecracker::jail;
 
 /// How long an owner that is on its way out may still hold the data directory.
 const HAND_OVER: Duration = Duration::from_secs(10);
@@ -89,7 +90,9 @@ async fn take(layout: &Layout) -> Result<File, Error> {
 async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
     let Found { records, leftovers, unreadable } = ledger::look(&context.layout)?;
     for id in leftovers {
-        ledger::remove(&context.layout.vm(&id))?;
+        let vm = context.layout.vm(&id);
+        jail::remove(&vm.jail()).map_err(|source| Error::Open { path: vm.jail(), source })?;
+        ledger::remove(&vm)?;
     }
     for (id, error) in &unreadable {
         tracing::error!(vm = %id, error = error as &dyn std::error::Error, "a VM is left alone");
@@ -136,27 +139,30 @@ fn beginning(record: &Record) -> Result<Beginning, Error> {
         Some(process) => adopt(process)?,
         None => None,
     };
-    let (vmm, started) = match &record.stage {
+    let (vmm, main) = match &record.stage {
         Stage::Created => return Ok(Beginning::Abandoned),
         Stage::Stopped => {
             let outcome = record.status.outcome.clone().unwrap_or(Outcome::Killed);
             return Ok(Beginning::Stopped(outcome));
         }
         // A VMM may run that is not written down; cleaning up looks for it.
-        Stage::Starting { .. } => (None, Started::No),
-        Stage::Booting { vmm } => (adopt(vmm)?, Started::No),
-        Stage::Running { vmm } => (adopt(vmm)?, Started::Yes),
+        Stage::Starting { .. } => (None, MainProcess::Unknown),
+        Stage::Booting { vmm } => (adopt(vmm)?, MainProcess::Unknown),
+        Stage::Running { vmm } => (adopt(vmm)?, MainProcess::Started),
+        Stage::Ended { vmm, outcome } => (adopt(vmm)?, MainProcess::Ended(outcome.clone())),
     };
     let remains = if vmm.is_some() { VmmRemains::Alive } else { VmmRemains::Gone };
-    let (phase, commands) = Phase::adopted(match started {
-        Started::No => Remains::Unfinished { vmm: remains },
-        Started::Yes => Remains::Started { vmm: remains },
+    let (phase, commands) = Phase::adopted(match main {
+        MainProcess::Unknown => Remains::Unfinished { vmm: remains },
+        MainProcess::Started => Remains::Started { vmm: remains },
+        MainProcess::Ended(outcome) => Remains::Ended { vmm: remains, outcome },
     });
     Ok(Beginning::Adopted { phase, commands, vmm, network })
 }
 
-/// Whether the main process had been started.
-enum Started {
-    Yes,
-    No,
+/// What is recorded of it.
+enum MainProcess {
+    Unknown,
+    Started,
+    Ended(Outcome),
 }

@@ -13,7 +13,7 @@ use crate::layout::VmLayout;
 use crate::ledger::{self, Stage};
 use crate::lifecycle::{Input, Phase};
 use crate::network::{bridge, passt};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::status::{Outcome, VmmEnd};
 use crate::vmm::Driver;
 use crate::vmm::firecracker::jail;
@@ -30,7 +30,7 @@ const LAST_LINES: usize = 60;
 impl Vm {
     pub(super) fn clean_up(&mut self) {
         self.step = None;
-        self.heartbeat = None;
+        self.loss_watch = None;
         self.exit_watch = None;
         self.prepared = None;
         self.connection.send_replace(None);
@@ -46,9 +46,14 @@ impl Vm {
             id: self.id.clone(),
             vmm: self.vmm.take(),
             network: self.network.take(),
+            user: self.record.status.vmm_user,
             starting: match &self.record.stage {
                 Stage::Starting { vmm_program } => Some(vmm_program.clone()),
-                Stage::Created | Stage::Booting { .. } | Stage::Running { .. } | Stage::Stopped => None,
+                Stage::Created
+                | Stage::Booting { .. }
+                | Stage::Running { .. }
+                | Stage::Ended { .. }
+                | Stage::Stopped => None,
             },
             bridge: self.record.bridge.is_some(),
             cgroups: self.record.cgroups.clone(),
@@ -88,6 +93,8 @@ pub(crate) struct Remains {
     pub id: VmId,
     pub vmm: Option<Process>,
     pub network: Option<Process>,
+    /// Whom nothing but this VM runs as.
+    pub user: Option<u32>,
     /// The VMM's program, if processes may run that nobody has written down.
     pub starting: Option<PathBuf>,
     /// Whether the VM was to have a bridge network.
@@ -135,7 +142,8 @@ impl Remains {
         }
         if let Some(program) = &self.starting {
             // One that was about to start another when it was killed.
-            for process in self.driver.strays(program, self.id.as_str()) {
+            let strays = self.driver.strays(program, self.id.as_str());
+            for process in strays.into_iter().chain(self.user.into_iter().flat_map(process::of_user)) {
                 process.kill();
                 process.ended().await;
             }

@@ -26,6 +26,10 @@ impl Vm {
                 self.record.status.started = Some(SystemTime::now());
                 StageName::MainStarted
             }
+            (Input::MainStarted, Phase::Finding) => {
+                self.record.status.started = Some(SystemTime::now());
+                return;
+            }
             _ => return,
         };
         let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -37,9 +41,16 @@ impl Vm {
         let unreachable = matches!(self.phase, Phase::Reconnecting);
         self.record.status.unreachable_since = unreachable.then(SystemTime::now);
         match &self.phase {
-            Phase::Running if matches!(before, Phase::StartingMain) => {
+            Phase::Running if matches!(before, Phase::StartingMain | Phase::Finding) => {
                 if let Some(vmm) = &self.vmm {
                     self.record.stage = ledger::Stage::Running { vmm: vmm.record().clone() };
+                    self.write().await;
+                }
+            }
+            Phase::ShuttingDown { outcome } => {
+                if let Some(vmm) = &self.vmm {
+                    let (vmm, outcome) = (vmm.record().clone(), outcome.clone());
+                    self.record.stage = ledger::Stage::Ended { vmm, outcome };
                     self.write().await;
                 }
             }
@@ -63,10 +74,10 @@ impl Vm {
             | Phase::Configuring
             | Phase::CopyingIn
             | Phase::StartingMain
+            | Phase::Finding
             | Phase::Running
             | Phase::Reconnecting
             | Phase::StoppingMain
-            | Phase::ShuttingDown { .. }
             | Phase::Abandoning { .. } => {}
         }
     }

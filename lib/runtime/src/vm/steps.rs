@@ -40,6 +40,7 @@ impl Vm {
                 let main = &self.record.spec.main;
                 self.follow_main(Request::start(main, self.record.spec.limits.processes));
             }
+            Command::FollowMain => self.follow_main(Request::Attach),
             Command::Reconnect => self.reconnect(),
             Command::SignalMain => self.signal_main(),
             Command::Drain => {
@@ -153,7 +154,7 @@ impl Vm {
     /// As `greet`, for a machine that may have to be attached to first: it was started by another owner.
     fn reconnect(&mut self) {
         self.connection.send_replace(None);
-        self.heartbeat = None;
+        self.loss_watch = None;
         // Whoever still uses the old channel would keep it: a VMM serves one client at a time.
         self.channel = None;
         if self.machine.is_some() {
@@ -200,7 +201,7 @@ impl Vm {
             return;
         };
         // From here on the guest goes down, and its connection with it.
-        self.heartbeat = None;
+        self.loss_watch = None;
         let messages = self.messages.clone();
         self.step = Some(spawn(async move {
             if let Err(error) = guest::shut_down(&connection).await {
@@ -253,8 +254,10 @@ impl Vm {
             if let Err(error) = guest::follow(&connection, request, &mut writer, heard).await {
                 tracing::debug!(error = chain(&error), "the main process is no longer followed");
                 let input = match expected {
-                    Expected::End if !error.is_not_found() => Input::ChannelLost,
-                    Expected::Start | Expected::End => Input::Failed(setup(&error)),
+                    Expected::Start => Input::Failed(setup(&error)),
+                    // The channel works, and an agent that was started again knows of no process.
+                    Expected::End if error.is_not_found() => Input::Failed(Failure::MainLost),
+                    Expected::End => Input::ChannelLost,
                 };
                 guest.broken(&connection, input).await;
             }

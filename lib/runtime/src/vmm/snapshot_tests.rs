@@ -181,17 +181,31 @@ fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
+/// Firecracker as it is found here, in jails or not.
+async fn firecracker(jails: Result<(), String>) -> Firecracker {
+    let program = node::artefacts::firecracker().unwrap();
+    let memory = tempfile::tempdir().unwrap();
+    let memory = memory.path().join("probe.json");
+    let found = firecracker::probe::probe(&program, &memory, Freshness::Now).await.unwrap();
+    let jailer = match jails {
+        Ok(()) => Ok(found.jailer.unwrap()),
+        Err(why) => Err(why),
+    };
+    Firecracker::new(&firecracker::probe::Found { jailer, ..found })
+}
+
 #[test]
 fn firecracker_makes_machines_of_whole_snapshots_and_of_changes_and_refuses_damaged_ones() {
     node::inside_within(LONG * 2, || {
         run(async {
-            let program = node::artefacts::firecracker().unwrap();
-            let memory = tempfile::tempdir().unwrap();
-            let memory = memory.path().join("probe.json");
-            let found = firecracker::probe::probe(&program, &memory, Freshness::Now).await.unwrap();
-            round_trip(&Firecracker::new(&found)).await;
+            round_trip(&firecracker(Err("this one is for users without privileges".into())).await).await
         });
     });
+}
+
+#[test]
+fn firecracker_in_a_jail_makes_and_refuses_the_same() {
+    node::inside_within(LONG * 2, || run(async { round_trip(&firecracker(Ok(())).await).await }));
 }
 
 async fn round_trip(driver: &dyn Driver) {

@@ -150,8 +150,8 @@ fn an_owner_killed_at_any_step_before_the_guest_answers_leaves_nothing_for_the_n
             }),
             ("disk", |host, id| host.vm(id).join("scratch.img").exists()),
             ("what the VMM works with", |host, id| {
-                std::fs::read_dir(host.path().join("run/vms").join(id.as_str()))
-                    .is_ok_and(|mut entries| entries.next().is_some())
+                let sockets = std::fs::read_dir(host.path().join("run/vms").join(id.as_str()));
+                sockets.is_ok_and(|mut entries| entries.next().is_some()) || host.vm(id).join("jail").exists()
             }),
             ("process", |host, id| host.vm(id).join("vmm.log").exists()),
         ];

@@ -1,5 +1,7 @@
 //! The tests, for every driver the same.
 
+mod agent;
+mod between;
 mod bridge;
 mod crash;
 mod driver;

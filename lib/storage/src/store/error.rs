@@ -10,7 +10,6 @@ use crate::image::reference::Reference;
 use crate::image::{archive, base, config, registry};
 
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     #[error("cannot use the image store {path}")]
     Open {

@@ -1,15 +1,10 @@
-//! Debian with Python, from the packages that this machine's own apt sources offer.
+//! Debian with Python.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use super::{GROUP, PASSWD, PATH, PYTHON, debian};
+use crate::oci::{Compression, Image, Layer};
 
-use super::{GROUP, PASSWD, PATH, PYTHON};
-use crate::machine;
-use crate::oci::{Compression, Image, Layer, TIME};
-
-/// Unpacked without running their scripts: enough for programs, and quick.
 const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -26,20 +21,23 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
-/// Where Debian's installer and its images keep the sources of the distribution itself.
-const SOURCES: &[&str] = &["/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources"];
-
 const MAIN: &[u8] = include_bytes!("../../assets/main.py");
 
 pub(super) fn layout() -> anyhow::Result<PathBuf> {
     let packages = PACKAGES.join(",");
     super::cache::layout(
         "python",
-        &[packages.as_bytes(), MAIN, include_bytes!("python.rs"), PYTHON.as_bytes()],
+        &[
+            packages.as_bytes(),
+            MAIN,
+            include_bytes!("python.rs"),
+            include_bytes!("debian.rs"),
+            PYTHON.as_bytes(),
+        ],
         |folder| {
             let scratch = tempfile::tempdir()?;
             let debian = scratch.path().join("debian.tar");
-            unpack_debian(&packages, &debian)?;
+            debian::unpack(&packages, &debian)?;
             image(&debian).write_layout(folder, PYTHON).map(drop)
         },
     )
@@ -66,25 +64,4 @@ fn image(debian: &Path) -> Image {
         .working_directory("/srv/app")
         .exposed_port("8080/tcp")
         .stop_signal("SIGINT")
-}
-
-fn unpack_debian(packages: &str, to: &Path) -> anyhow::Result<()> {
-    let sources: Vec<&str> = SOURCES.iter().copied().filter(|path| Path::new(path).exists()).collect();
-    ensure!(!sources.is_empty(), "none of {SOURCES:?} exists: this fixture is made on Debian");
-    let output = Command::new(machine::program("mmdebstrap")?)
-        .args(["--quiet", "--variant=extract", "--format=tar"])
-        .arg(format!("--include={packages}"))
-        .arg("")
-        .arg(to)
-        .args(sources)
-        .env("SOURCE_DATE_EPOCH", TIME.to_string())
-        .output()
-        .context("running mmdebstrap")?;
-    ensure!(
-        output.status.success(),
-        "mmdebstrap could not fetch and unpack {packages}: try again when the package mirror answers \
-         (`apt-get update` tells)\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
 }

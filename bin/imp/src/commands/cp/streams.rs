@@ -17,6 +17,7 @@ use tonic::Status;
 
 use super::Links;
 use super::left_out::LeftOut;
+use super::pack::Packer;
 
 /// Largest piece that is sent at once.
 const CHUNK: usize = 256 << 10;
@@ -98,51 +99,61 @@ pub(super) enum Packed {
     /// Somebody else's archive.
     Stdin,
     /// What is in a directory.
-    Directory(PathBuf),
+    Directory { directory: PathBuf, top: Top },
     /// One file, or link, under a name.
     Entry { source: PathBuf, name: OsString },
 }
 
-/// Sends an archive to a VM; returns when all of it is in its place.
-pub(super) async fn write(connection: Connection, open: OpenArchive, packed: Packed) -> anyhow::Result<()> {
+/// What becomes of the directory that the content of another one goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Top {
+    /// It gets the other one's owner, mode and time.
+    AsSource,
+    /// It was there before, and stays as it is.
+    AsItIs,
+}
+
+/// Sends an archive to a VM; returns when all of it is in its place, with what is not in it.
+pub(super) async fn write(
+    connection: Connection,
+    open: OpenArchive,
+    packed: Packed,
+) -> anyhow::Result<LeftOut> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let open = WriteArchiveInput { input: Some(write_archive_input::Input::Open(open)) };
     sender.send(open).await.context("the archive cannot be sent")?;
     let packing = tokio::task::spawn_blocking(move || pack(packed, sender));
     // An archive that is torn here lacks its end, and the guest says so; what tore it is the better reason.
     let written = FilesClient::new(connection).write_archive(ReceiverStream::new(receiver)).await;
-    packing.await??;
+    let left_out = packing.await??;
     written.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
-    Ok(())
+    Ok(left_out)
 }
 
-fn pack(packed: Packed, sender: mpsc::Sender<WriteArchiveInput>) -> anyhow::Result<()> {
+fn pack(packed: Packed, sender: mpsc::Sender<WriteArchiveInput>) -> anyhow::Result<LeftOut> {
     let mut output = io::BufWriter::with_capacity(CHUNK, Writer(sender));
     match packed {
         Packed::Stdin => {
-            io::copy(&mut io::stdin().lock(), &mut output).context("cannot read the archive")?;
-            output.flush().or_else(ended_by_guest)?;
+            let copied = io::copy(&mut io::stdin().lock(), &mut output).and_then(|_| output.flush());
+            copied.or_else(ended_by_guest).context("cannot read the archive")?;
+            Ok(LeftOut::default())
         }
-        Packed::Directory(directory) => {
-            let mut archive = tar::Builder::new(output);
-            archive.follow_symlinks(false);
-            let packed = archive.append_dir_all(".", &directory).and_then(|()| archive.into_inner()?.flush());
-            packed.or_else(ended_by_guest).with_context(|| format!("cannot pack {}", directory.display()))?;
+        Packed::Directory { directory, top } => {
+            let mut packer = Packer::new(output);
+            let packed = packer.directory(&directory, top).and_then(|()| packer.finish());
+            packed.or_else(ended_by_guest).with_context(|| format!("cannot pack {}", directory.display()))
         }
         Packed::Entry { source, name } => {
-            let mut archive = tar::Builder::new(output);
-            archive.follow_symlinks(false);
-            let packed =
-                archive.append_path_with_name(&source, &name).and_then(|()| archive.into_inner()?.flush());
-            packed.or_else(ended_by_guest).with_context(|| format!("cannot pack {}", source.display()))?;
+            let mut packer = Packer::new(output);
+            let packed = packer.entry(&source, Path::new(&name)).and_then(|()| packer.finish());
+            packed.or_else(ended_by_guest).with_context(|| format!("cannot pack {}", source.display()))
         }
     }
-    Ok(())
 }
 
 /// The guest says itself why it takes no more.
-fn ended_by_guest(error: io::Error) -> io::Result<()> {
-    if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
+fn ended_by_guest<T: Default>(error: io::Error) -> io::Result<T> {
+    if error.kind() == io::ErrorKind::BrokenPipe { Ok(T::default()) } else { Err(error) }
 }
 
 struct Writer(mpsc::Sender<WriteArchiveInput>);

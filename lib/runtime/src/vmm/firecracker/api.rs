@@ -208,7 +208,7 @@ mod tests {
 
     const DONE: &str = "HTTP/1.1 204 \r\nServer: Firecracker API\r\nConnection: keep-alive\r\n\r\n";
     const REFUSED: &str =
-        "HTTP/1.1 400 \r\nContent-Length: 39\r\n\r\n{\"fault_message\":\"Cannot\\n open  it: no\"}";
+        "HTTP/1.1 400 \r\nContent-Length: 41\r\n\r\n{\"fault_message\":\"Cannot\\n open  it: no\"}";
 
     fn start() -> Request {
         Request::put("/actions", json!({"action_type": "InstanceStart"}))

@@ -93,18 +93,17 @@ pub(super) async fn connect(vsock: &Path, port: u32, patience: Duration) -> Resu
 /// Byte by byte: what stands behind the line is the guest's.
 async fn answer(stream: &mut UnixStream) -> Result<(), Error> {
     let mut line = Vec::new();
-    while line.len() < LONGEST_ANSWER {
+    while !line.ends_with(b"\n") && line.len() < LONGEST_ANSWER {
         match stream.read_u8().await {
-            Ok(b'\n') => break,
             Ok(byte) => line.push(byte),
             // Firecracker closes the connection to a port at which nobody listens, and so does a reset after a restore.
             Err(_) => return Err(Error::Refused),
         }
     }
-    let number = line.strip_prefix(b"OK ").filter(|number| number.iter().all(u8::is_ascii_digit));
+    let number = line.strip_prefix(b"OK ").and_then(|rest| rest.strip_suffix(b"\n"));
     match number {
-        Some(_) => Ok(()),
-        None => Err(Error::NotOk { answer: String::from_utf8_lossy(&line).into_owned() }),
+        Some(number) if number.iter().all(u8::is_ascii_digit) => Ok(()),
+        Some(_) | None => Err(Error::NotOk { answer: String::from_utf8_lossy(&line).into_owned() }),
     }
 }
 

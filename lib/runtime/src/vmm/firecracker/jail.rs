@@ -28,6 +28,8 @@ use crate::vmm::{BootConfig, inside, namespace};
 pub(crate) const USERS: std::ops::Range<u32> = 1_879_048_192..1_879_113_728;
 /// The jailer copies a program of three megabytes and makes a few directories.
 const STARTS: Duration = Duration::from_secs(20);
+/// A process that becomes another program has not all of its words for a moment.
+const BECOMES: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -197,21 +199,19 @@ fn arguments(program: &Path, user: u32, id: &str, base: &Path) -> Vec<OsString> 
 /// it is this VM's.
 fn started(pid_file: &Path, id: &str) -> Result<Option<Process>, Error> {
     let Ok(text) = fs::read_to_string(pid_file) else { return Ok(None) };
-    let Some(pid) = text.trim().parse().ok().and_then(Pid::from_raw) else { return Ok(None) };
+    let number = text.trim().parse().ok().filter(|number| *number > 0);
+    let Some(pid) = number.and_then(Pid::from_raw) else { return Ok(None) };
     // Held first, looked at afterwards.
     let process = Process::of_child(pid).map_err(Error::Hold)?;
-    let deadline = Instant::now() + STARTS;
-    loop {
+    let deadline = Instant::now() + BECOMES;
+    while process.is_alive() && Instant::now() < deadline {
         let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
-        if line.split(|byte| *byte == 0).any(|word| word == mark(id).as_bytes()) && process.is_alive() {
+        if line.split(|byte| *byte == 0).any(|word| word == mark(id).as_bytes()) {
             return Ok(Some(process));
-        }
-        // A process that becomes another program has no words for a moment.
-        if !line.is_empty() || !process.is_alive() || Instant::now() > deadline {
-            return Ok(None);
         }
         std::thread::sleep(LOOK);
     }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ use crate::vmm::memory::{self, Freshness};
 /// What the probe guest may take: a thousand exits and a start, a few hundred milliseconds at the worst where KVM works.
 const GUEST_DEADLINE: Duration = Duration::from_secs(5);
 const ASK_DEADLINE: Duration = Duration::from_secs(10);
-/// The probe guest takes a tenth of this on hardware.
-const FULL_PACE: Duration = Duration::from_millis(400);
+/// The probe guest takes half of this on hardware.
+const FULL_PACE: Duration = Duration::from_millis(100);
 const JAILER: &str = "jailer";
 /// In place of a VM's id.
 const TRIAL: &str = "trial";

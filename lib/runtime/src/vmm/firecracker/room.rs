@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -133,6 +133,11 @@ impl Room {
                 fs::copy(&from, to).and_then(|_| fs::remove_file(&from)).map_err(make)
             }
             moved => moved.map_err(make),
+        }?;
+        // The machine's user has no more to do with it.
+        match self.user {
+            Some(_) => chown(to, Some(rustix::process::geteuid().as_raw()), None).map_err(make),
+            None => Ok(()),
         }
     }
 

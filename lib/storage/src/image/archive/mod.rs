@@ -22,7 +22,6 @@ const REPORT_EVERY: u64 = 4 << 20;
 const READ_SIZE: usize = 256 << 10;
 
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     #[error(transparent)]
     Blob(#[from] blob::Error),

@@ -1,6 +1,5 @@
 //! Brings one blob into the store: one writer per blob, cut connections continued where they ended.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use reqwest::header::CONTENT_RANGE;
@@ -107,7 +106,7 @@ async fn writer(
     store: &BlobStore,
     progress: &dyn Progress,
 ) -> Result<Option<Partial>, Error> {
-    let waiting = AtomicBool::new(false);
+    let mut waiting = false;
     loop {
         match store.begin(&blob.digest, blob.size)? {
             Begin::Present(_) => {
@@ -116,7 +115,7 @@ async fn writer(
             }
             Begin::Started(partial) => return Ok(Some(*partial)),
             Begin::Busy(bytes) => {
-                if !waiting.swap(true, Ordering::Relaxed) {
+                if !std::mem::replace(&mut waiting, true) {
                     progress.report(Event::Waiting { digest: blob.digest });
                 }
                 progress.report(Event::Transferred { blob: blob.digest, bytes, total: blob.size });

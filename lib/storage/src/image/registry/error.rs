@@ -12,7 +12,6 @@ use crate::image::manifest;
 use crate::image::reference::Reference;
 
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     #[error(transparent)]
     Host(#[from] endpoint::BadHost),
