@@ -43,6 +43,8 @@ impl Machine {
     pub(crate) fn imp(&self) -> anyhow::Result<Command> {
         let mut command = Command::new(machine::imp()?);
         command.env("IMP_DATA_DIR", self.data()).env("IMP_RUNTIME_DIR", self.folder.path().join("run"));
+        // The bare machines beside ours are QEMU's.
+        command.env("IMP_DRIVER", "qemu");
         Ok(command)
     }
 
