@@ -34,7 +34,7 @@ fn is_plain(words: &[&str], came: &Came) -> anyhow::Result<()> {
         Some(0) => Ok(()),
         Some(1 | 125) => {
             ensure!(
-                came.stderr.starts_with("imp: "),
+                came.stderr.starts_with("error: "),
                 "{words:?} ended with {:?} and said {said:?}",
                 came.code
             );

@@ -50,9 +50,7 @@ pub(crate) async fn exec(guest: &Connection, arguments: &[&str]) -> anyhow::Resu
                 ensure!(status.how == Some(How::Code(0)), "{arguments:?} ended with {:?}", status.how);
                 return Ok(written);
             }
-            Some(
-                Output::Started(_) | Output::Stderr(_) | Output::Dropped(_) | Output::StdinTaken(_),
-            )
+            Some(Output::Started(_) | Output::Stderr(_) | Output::Dropped(_) | Output::StdinTaken(_))
             | None => {}
         }
     }

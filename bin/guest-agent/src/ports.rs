@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -9,9 +10,10 @@ use imp_protocol::guest::forward_input::Input;
 use imp_protocol::guest::forward_output::Output;
 use imp_protocol::guest::ports_server::Ports;
 use imp_protocol::guest::{ForwardInput, ForwardOutput, OpenPort, PortOpened};
+use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -36,34 +38,47 @@ impl Ports for Guest {
         let Some(Input::Open(open)) = first.and_then(|first| first.input) else {
             return Err(Status::invalid_argument("the first message must be `open`"));
         };
-        let (reader, writer) = connect(&open).await?.into_split();
-        let (outputs, stream) = mpsc::channel(2);
-        // The stream's two directions end apart from each other; a host that hangs up ends both.
-        let feed = tokio::spawn(to_port(inputs, writer));
-        tokio::spawn(async move {
-            let end = tokio::select! {
-                end = from_port(reader, &outputs) => end,
-                () = outputs.closed() => Err(End::HostGone),
-            };
-            match end {
-                // What the host still has to say is let through: a half-closed connection is one.
-                Ok(()) => drop(feed),
-                Err(End::HostGone) => feed.abort(),
-                Err(End::Port(error)) => {
-                    feed.abort();
-                    let _ = outputs
-                        .send(Err(Status::aborted(format!("the connection in the guest failed: {error}"))))
-                        .await;
-                }
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        let stream = connect(&open).await?;
+        let (outputs, answers) = mpsc::channel(2);
+        tokio::spawn(carry(stream, inputs, outputs));
+        Ok(Response::new(ReceiverStream::new(answers)))
     }
 }
 
+type Outputs = mpsc::Sender<Result<ForwardOutput, Status>>;
+
+/// How one direction of a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    HostGone,
-    Port(io::Error),
+    /// All was said.
+    Whole,
+    /// The host went away, or its client did, in the midst of it.
+    HostBroke,
+    PortBroke,
+}
+
+/// Both directions, which end apart from each other. What the host has not said to its end is not ended in an orderly way
+/// in the guest either: half of an upload must not pass for all of it.
+async fn carry(mut stream: TcpStream, inputs: Streaming<ForwardInput>, outputs: Outputs) {
+    // Closed before its end, also with this whole agent, it is reset.
+    let _ = set_socket_linger(&stream, Some(Duration::ZERO));
+    let broke = {
+        let (reader, writer) = stream.split();
+        let mut input = pin!(to_port(inputs, writer));
+        let mut output = pin!(to_host(reader, outputs));
+        tokio::select! {
+            end = &mut input => end == End::HostBroke || (output.await == End::HostBroke && end != End::Whole),
+            end = &mut output => match end {
+                // What the host still has to say is let through: a half-closed connection is one.
+                End::Whole => input.await == End::HostBroke,
+                End::HostBroke => true,
+                End::PortBroke => false,
+            },
+        }
+    };
+    if !broke {
+        let _ = set_socket_linger(&stream, None);
+    }
 }
 
 async fn connect(open: &OpenPort) -> Result<TcpStream, Status> {
@@ -95,40 +110,57 @@ async fn connect(open: &OpenPort) -> Result<TcpStream, Status> {
     Err(Status::unavailable(format!("nothing answers on port {port} in the guest: {failure}")))
 }
 
-async fn to_port(mut inputs: Streaming<ForwardInput>, mut writer: OwnedWriteHalf) {
-    while let Ok(Some(message)) = inputs.message().await {
-        match message.input {
-            Some(Input::Data(bytes)) => {
+async fn to_port(mut inputs: Streaming<ForwardInput>, mut writer: WriteHalf<'_>) -> End {
+    loop {
+        match inputs.message().await {
+            Ok(Some(ForwardInput { input: Some(Input::Data(bytes)) })) => {
                 if writer.write_all(&bytes).await.is_err() {
-                    return;
+                    return End::PortBroke;
                 }
             }
-            Some(Input::ShutDownWrite(_)) => break,
-            Some(Input::Open(_)) | None => {}
+            Ok(Some(ForwardInput { input: Some(Input::ShutDownWrite(_)) })) => {
+                return if writer.shutdown().await.is_ok() { End::Whole } else { End::PortBroke };
+            }
+            Ok(Some(ForwardInput { input: Some(Input::Open(_)) | None })) => {}
+            Ok(None) | Err(_) => return End::HostBroke,
         }
     }
-    let _ = writer.shutdown().await;
-    // A connection that is reset when it is dropped would lose what the host has not read yet: the reader's half holds it.
 }
 
-async fn from_port(
-    reader: OwnedReadHalf,
-    outputs: &mpsc::Sender<Result<ForwardOutput, Status>>,
-) -> Result<(), End> {
-    let send = async |output| {
-        outputs.send(Ok(ForwardOutput { output: Some(output) })).await.map_err(|_| End::HostGone)
+async fn to_host(reader: ReadHalf<'_>, outputs: Outputs) -> End {
+    let end = tokio::select! {
+        end = from_port(reader, &outputs) => end,
+        () = outputs.closed() => return End::HostBroke,
     };
-    send(Output::Opened(PortOpened {})).await?;
+    match end {
+        Ok(end) => end,
+        Err(error) => {
+            let status = Status::aborted(format!("the connection in the guest failed: {error}"));
+            let _ = outputs.send(Err(status)).await;
+            End::PortBroke
+        }
+    }
+}
+
+async fn from_port(reader: ReadHalf<'_>, outputs: &Outputs) -> io::Result<End> {
+    let send = async |output| outputs.send(Ok(ForwardOutput { output: Some(output) })).await.is_ok();
+    if !send(Output::Opened(PortOpened {})).await {
+        return Ok(End::HostBroke);
+    }
     let mut buffer = BytesMut::new();
     loop {
-        reader.readable().await.map_err(End::Port)?;
+        reader.readable().await?;
         buffer.reserve(READ);
         match reader.try_read_buf(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(_) => send(Output::Data(buffer.split().freeze())).await?,
+            Ok(0) => return Ok(End::Whole),
+            Ok(_) => {
+                if !send(Output::Data(buffer.split().freeze())).await {
+                    return Ok(End::HostBroke);
+                }
+            }
             // An idle connection holds no buffer.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => buffer = BytesMut::new(),
-            Err(error) => return Err(End::Port(error)),
+            Err(error) => return Err(error),
         }
     }
 }

@@ -15,6 +15,7 @@ mod tree;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imp_protocol::causes::chain;
 use imp_protocol::guest::exec_input::Input as Message;
 use imp_protocol::guest::exec_output::Output as Answer;
 use imp_protocol::guest::exit_status::How;
@@ -360,20 +361,20 @@ impl NotStarted {
             start::Error::Spawn(SpawnError::Child { step: Step::Directory, source }) => {
                 Self::because(format!("the working directory cannot be entered: {source}"), 126)
             }
-            start::Error::Directory { .. } => Self::because(with_cause(&error), 126),
+            start::Error::Directory { .. } => Self::because(chain(&error), 126),
             start::Error::Tree(tree::Error::Limit { .. } | tree::Error::NoCgroups) => {
-                Self::Refused(Status::failed_precondition(with_cause(&error)))
+                Self::Refused(Status::failed_precondition(chain(&error)))
             }
             start::Error::Tree(tree::Error::Make { .. })
             | start::Error::Descriptors(_)
-            | start::Error::Spawn(_) => Self::Refused(Status::resource_exhausted(with_cause(&error))),
+            | start::Error::Spawn(_) => Self::Refused(Status::resource_exhausted(chain(&error))),
         }
     }
 
     fn from_handover(error: handover::Error) -> Self {
         match error {
             handover::Error::Program(source) => Self::program(&source),
-            handover::Error::Channel(_) => Self::Refused(Status::unavailable(with_cause(&error))),
+            handover::Error::Channel(_) => Self::Refused(Status::unavailable(chain(&error))),
         }
     }
 
@@ -393,16 +394,4 @@ impl NotStarted {
             ..Default::default()
         })
     }
-}
-
-/// An error with its causes, in one line.
-fn with_cause(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -342,3 +342,27 @@ async fn a_port_is_forwarded_with_each_direction_closed_apart() {
         assert_eq!(refused.unwrap_err().code(), code, "{port}");
     }
 }
+
+#[tokio::test]
+async fn attributes_after_an_append_are_those_of_the_file_that_was_appended_to() {
+    let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
+    let (path, moved) = (directory.path().join("file"), directory.path().join("moved"));
+    fs::write(&path, "old").unwrap();
+    let mut opened = open(&path);
+    if let Some(write_file_input::Input::Open(open)) = &mut opened.input {
+        open.append = true;
+    }
+    let (sender, inputs) = tokio::sync::mpsc::channel(4);
+    sender.send(opened).await.unwrap();
+    sender.send(data(b"new")).await.unwrap();
+    let mut files = host.files();
+    let write = tokio::spawn(async move { files.write(ReceiverStream::new(inputs)).await });
+    agent::until(|| fs::read(&path).unwrap() == b"oldnew").await;
+    fs::rename(&path, &moved).unwrap();
+    fs::write(&path, "another").unwrap();
+    drop(sender);
+    assert_eq!(write.await.unwrap().unwrap().into_inner().size, 6);
+    let facts = |path: &Path| fs::metadata(path).map(|file| (file.mode() & 0o7777, file.uid())).unwrap();
+    assert_eq!(facts(&moved), (0o4711, 7));
+    assert_eq!(facts(&path).1, 0);
+}

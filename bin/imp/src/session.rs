@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use imp_embedded::client::{Attached, AttachedInput, Event};
+use imp_embedded::client::{self, Attached, AttachedInput, Event};
 use imp_protocol::guest::ExecInput;
 use imp_protocol::process::{Exit, Input, Output, Session};
 use imp_runtime::status::VmStatus;
@@ -51,7 +51,7 @@ impl Program {
 
     pub(crate) async fn next(&mut self) -> anyhow::Result<Event> {
         match self {
-            Self::Exec(session) => Ok(Event::Output(session.next().await?)),
+            Self::Exec(session) => Ok(Event::Output(session.next().await.map_err(client::Error::from)?)),
             Self::Main(attached) => Ok(attached.next().await?),
         }
     }

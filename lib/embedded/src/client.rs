@@ -30,7 +30,7 @@ pub enum Error {
     #[error("the owner of the VMs gave an answer that this version does not understand")]
     Answer(#[from] convert::Error),
     #[error("a process sent what this version does not understand")]
-    Process(#[from] process::Error),
+    Process(#[source] process::Error),
 }
 
 impl Error {
@@ -43,23 +43,30 @@ impl Error {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Lost(_) | Self::Process(process::Error::CutShort) => true,
-            Self::Process(process::Error::Refused(status)) => is_transport(status.code()),
-            Self::Refused(_) | Self::Answer(_) | Self::Process(process::Error::Malformed(_)) => false,
+            Self::Refused(_)
+            | Self::Answer(_)
+            | Self::Process(process::Error::Refused(_) | process::Error::Malformed(_)) => false,
         }
     }
 }
 
-/// What a broken transport looks like to a gRPC client; our servers use the other codes.
-fn is_transport(code: Code) -> bool {
-    matches!(code, Code::Unknown | Code::Cancelled)
+/// What a broken transport looks like to a gRPC client: an error of its own beneath, which no answer has, or a code that our
+/// servers do not use.
+fn is_transport(status: &Status) -> bool {
+    std::error::Error::source(status).is_some() || matches!(status.code(), Code::Unknown | Code::Cancelled)
 }
 
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
-        if is_transport(status.code()) {
-            Self::Lost(Box::new(status))
-        } else {
-            Self::Refused(Box::new(status))
+        if is_transport(&status) { Self::Lost(Box::new(status)) } else { Self::Refused(Box::new(status)) }
+    }
+}
+
+impl From<process::Error> for Error {
+    fn from(error: process::Error) -> Self {
+        match error {
+            process::Error::Refused(status) => Self::from(*status),
+            error @ (process::Error::CutShort | process::Error::Malformed(_)) => Self::Process(error),
         }
     }
 }

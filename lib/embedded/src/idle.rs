@@ -9,6 +9,9 @@ use tokio::sync::watch;
 
 use crate::server::lives;
 
+/// How long all clients must have been away.
+const REST: Duration = Duration::from_millis(500);
+
 /// Returns once there has been neither a client nor a VM that needs its owner for the whole of `after`.
 pub(crate) async fn idle(runtime: &Runtime, mut clients: watch::Receiver<usize>, after: Duration) {
     loop {
@@ -23,6 +26,22 @@ pub(crate) async fn idle(runtime: &Runtime, mut clients: watch::Receiver<usize>,
         }
         let quiet = tokio::time::timeout(after, first(clients.changed(), events.recv())).await;
         if quiet.is_err() {
+            return;
+        }
+    }
+}
+
+/// Gives back, whenever all clients have left, what only serving them needed.
+pub(crate) async fn rest(mut clients: watch::Receiver<usize>) {
+    while clients.wait_for(|clients| *clients == 0).await.is_ok() {
+        if tokio::time::timeout(REST, clients.changed()).await.is_ok() {
+            continue;
+        }
+        imp_sys::heap::give_back();
+        if let Err(error) = imp_sys::code::let_go() {
+            tracing::debug!(%error, "the pages of the program stay");
+        }
+        if clients.changed().await.is_err() {
             return;
         }
     }

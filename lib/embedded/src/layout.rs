@@ -27,7 +27,12 @@ impl Layout {
     }
 
     pub fn images(&self) -> PathBuf {
-        self.data.join("images")
+        imp_runtime::layout::images(&self.data)
+    }
+
+    /// What is on record of VMs; there is none before the first one.
+    pub fn vms(&self) -> PathBuf {
+        imp_runtime::layout::vms(&self.data)
     }
 }
 

@@ -130,6 +130,8 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     let (count, clients) = watch::channel(0_usize);
     let count = Arc::new(count);
     let mut connections = JoinSet::new();
+    // Ends with the counting.
+    tokio::spawn(idle::rest(clients.clone()));
     let idle = idle::idle(&runtime, clients, settings.idle_after);
     tokio::pin!(idle);
     let mut told = end.clone();

@@ -1,6 +1,10 @@
 //! What our processes say to each other: generated messages, the greeting on a guest's channel, clients and
-//! conversions. Protobuf types stop here and in the servers that implement the services.
+//! conversions.
+//!
+//! Messages of the owner's socket go no further than lib/embedded, which has both ends of it. Those of a guest are also in
+//! the hands of the commands that call its services: what copies files or leads ports is made of such calls.
 
+pub mod causes;
 pub mod connection;
 pub mod hello;
 pub mod process;

@@ -11,6 +11,18 @@ pub(crate) struct Layout {
     runtime: PathBuf,
 }
 
+/// The store of images and their disks, below a data directory.
+#[must_use]
+pub fn images(data: &Path) -> PathBuf {
+    data.join("images")
+}
+
+/// What is on record of VMs, below a data directory; there is none before the first one.
+#[must_use]
+pub fn vms(data: &Path) -> PathBuf {
+    data.join("vms")
+}
+
 impl Layout {
     pub(crate) fn new(data: PathBuf, runtime: PathBuf) -> Self {
         Self { data, runtime }
@@ -46,7 +58,7 @@ impl Layout {
 
     /// The store of images and their disks.
     pub(crate) fn images(&self) -> PathBuf {
-        self.data.join("images")
+        images(&self.data)
     }
 
     /// Name, pool and addresses of the bridge networks.
@@ -60,7 +72,7 @@ impl Layout {
     }
 
     pub(crate) fn vms(&self) -> PathBuf {
-        self.data.join("vms")
+        vms(&self.data)
     }
 
     pub(crate) fn runtime_vms(&self) -> PathBuf {

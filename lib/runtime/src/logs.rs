@@ -17,7 +17,7 @@ mod read;
 mod write;
 
 pub use read::LogReader;
-pub(crate) use write::LogWriter;
+pub(crate) use write::{LogWriter, recorded};
 
 /// Size at which a file is full.
 const FILE: u64 = 4 << 20;

@@ -39,12 +39,17 @@ pub(crate) fn unpin(store: &Store, id: &VmId) -> Result<(), Error> {
 /// Takes back the pins of VMs that are not among the living.
 pub(crate) fn unpin_all_but(store: &Store, living: &[&VmId]) -> Result<(), store::Error> {
     for pin in store.pins()? {
-        let vm = pin.owner.strip_prefix(PREFIX).and_then(|id| id.parse::<VmId>().ok());
-        if vm.is_some_and(|id| !living.contains(&&id)) {
+        if vm_of(&pin.owner).is_some_and(|id| !living.contains(&&id)) {
             store.unpin_all(&pin.owner)?;
         }
     }
     Ok(())
+}
+
+/// The VM that owns a pin; none if something else does.
+#[must_use]
+pub fn vm_of(owner: &str) -> Option<VmId> {
+    owner.strip_prefix(PREFIX)?.parse().ok()
 }
 
 fn owner(id: &VmId) -> String {

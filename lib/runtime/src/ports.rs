@@ -3,32 +3,19 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
+use imp_protocol::causes::chain;
 use imp_protocol::connection::Connection;
-use imp_protocol::guest::ports_client::PortsClient;
-use imp_protocol::guest::{CloseStdin, ForwardInput, OpenPort, forward_input, forward_output};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::forward;
 use crate::spec::PublishedPort;
 use crate::status::PortFacts;
-
-/// Connections to one port at a time; further ones wait in the kernel's queue.
-const MOST: usize = 256;
-const CHUNK: usize = 64 << 10;
-/// How long a listener rests when the process has no descriptor left for another connection.
-const REST: Duration = Duration::from_millis(100);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -97,93 +84,26 @@ pub(crate) async fn publish(
     let failed = |source| Error::Listen { address: port.host, source };
     let listener = TcpListener::bind(port.host).await.map_err(failed)?;
     let host = listener.local_addr().map_err(failed)?;
-    let task = tokio::spawn(accept(listener, port.guest, guest));
+    let port_of_guest = port.guest;
+    let failed = move |error| {
+        tracing::debug!(
+            error = chain(&error),
+            port = port_of_guest,
+            "a connection to a published port ended early"
+        );
+    };
+    let task = tokio::spawn(forward::accept(listener, port.guest, move || guest.borrow().clone(), failed));
     let facts = PortFacts { host, guest: port.guest.get() };
     Ok(Published { facts, _held: Held::Listening { _task: AbortOnDropHandle::new(task) } })
 }
 
-async fn accept(listener: TcpListener, port: NonZeroU16, guest: watch::Receiver<Option<Connection>>) {
-    let places = Arc::new(Semaphore::new(MOST));
-    let mut connections = tokio::task::JoinSet::new();
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        while connections.try_join_next().is_some() {}
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection to a published port");
-                tokio::time::sleep(REST).await;
-                continue;
-            }
-        };
-        let connection = guest.borrow().clone();
-        connections.spawn(async move {
-            if let Some(connection) = connection
-                && let Err(error) = forward(stream, port, connection).await
-            {
-                tracing::debug!(%error, port, "a forwarded connection ended early");
-            }
-            drop(place);
-        });
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-enum ForwardError {
-    #[error("the guest refused the connection")]
-    Guest(#[from] tonic::Status),
-    #[error("the connection on the host failed")]
-    Host(#[from] io::Error),
-}
-
-async fn forward(stream: TcpStream, port: NonZeroU16, connection: Connection) -> Result<(), ForwardError> {
-    stream.set_nodelay(true)?;
-    let (read, write) = stream.into_split();
-    let (sender, inputs) = mpsc::channel(4);
-    let open = OpenPort { port: u32::from(port.get()), address: String::new() };
-    // Room for it: the queue is empty.
-    let _ = sender.try_send(ForwardInput { input: Some(forward_input::Input::Open(open)) });
-    let outputs = PortsClient::new(connection).forward(ReceiverStream::new(inputs)).await?.into_inner();
-    tokio::try_join!(to_guest(read, sender), to_host(outputs, write)).map(drop)
-}
-
-async fn to_guest(mut read: OwnedReadHalf, sender: mpsc::Sender<ForwardInput>) -> Result<(), ForwardError> {
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        // The guest hanging up ends the wait for a client that says nothing more.
-        let count = tokio::select! {
-            count = read.read(&mut buffer) => count?,
-            () = sender.closed() => return Ok(()),
-        };
-        let data = buffer.get(..count).unwrap_or_default();
-        let input = if data.is_empty() {
-            forward_input::Input::ShutDownWrite(CloseStdin {})
-        } else {
-            forward_input::Input::Data(Bytes::copy_from_slice(data))
-        };
-        let ends = matches!(input, forward_input::Input::ShutDownWrite(_));
-        if sender.send(ForwardInput { input: Some(input) }).await.is_err() || ends {
-            return Ok(());
-        }
-    }
-}
-
-async fn to_host(
-    mut outputs: tonic::Streaming<imp_protocol::guest::ForwardOutput>,
-    mut write: OwnedWriteHalf,
-) -> Result<(), ForwardError> {
-    while let Some(output) = outputs.message().await? {
-        match output.output {
-            Some(forward_output::Output::Data(data)) => write.write_all(&data).await?,
-            Some(forward_output::Output::Opened(_)) | None => {}
-        }
-    }
-    write.shutdown().await?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpStream;
+
     use super::*;
 
     #[tokio::test]

@@ -11,7 +11,6 @@ use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::admission::{Machine, Need, Refusal};
 use crate::doctor::{self, Check};
-use crate::guest::GuestHold;
 use crate::id::VmId;
 use crate::ledger::{self, Record};
 use crate::lifecycle::Input;
@@ -25,6 +24,7 @@ use crate::vmm::drivers::{DriverChoice, Programs, User};
 use crate::{boot, console, network, pins, process, random, vmm};
 
 mod open;
+mod reach;
 
 /// Where things are.
 #[derive(Debug, Clone)]
@@ -312,18 +312,6 @@ impl Runtime {
         let pid = self.handle(id)?.status.borrow().vmm_pid;
         let layout = self.shared.context.layout.vm(id);
         tokio::task::spawn_blocking(move || usage::of_vm(&layout, pid)).await.map_err(|_| Error::Ended)
-    }
-
-    /// The connection to the guest agent. While the answer is held, a VM whose main process has ended waits (a few
-    /// seconds at the most) before it goes down, so that the last output and the exit status get through.
-    pub async fn connection(&self, id: &VmId) -> Result<GuestHold, Error> {
-        let handle = self.handle(id)?;
-        let connection = handle.connection.borrow().clone();
-        let state = handle.status.borrow().state;
-        match connection {
-            Some(connection) => Ok(GuestHold::new(connection, handle.holders.token())),
-            None => Err(Error::NotReachable { id: id.clone(), state }),
-        }
     }
 
     /// Networks that a new VM can be given here, besides none.

@@ -28,7 +28,7 @@ mod prepare;
 mod record;
 mod steps;
 
-pub(crate) use steps::chain;
+pub(crate) use imp_protocol::causes::chain;
 
 /// What all VMs of one owner share.
 pub(crate) struct Context {

@@ -1,6 +1,8 @@
 //! Safe wrappers over the kernel: the only crate with `unsafe`.
 
+pub mod allowance;
 pub mod child;
+pub mod code;
 pub mod descriptors;
 pub mod entropy;
 pub mod heap;

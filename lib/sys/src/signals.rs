@@ -94,6 +94,14 @@ pub fn send(pid: u32, signal: Number) -> io::Result<()> {
     kill(pid, signal)
 }
 
+/// Sends a signal to the process behind a pidfd; no other one ever gets it, also when the pid is somebody else's by now.
+pub fn send_to(process: impl AsFd, signal: Number) -> io::Result<()> {
+    // SAFETY: one from 1 to 64. The C library has those for itself that it leaves out, and only this process must not
+    // be disturbed in its use of them.
+    let signal = unsafe { rustix::process::Signal::from_raw_unchecked(signal.0) };
+    Ok(rustix::process::pidfd_send_signal(process, signal)?)
+}
+
 /// Sends a signal to every process but this one and PID 1.
 pub fn send_to_all(signal: Number) -> io::Result<()> {
     kill(-1, signal)
@@ -102,4 +110,25 @@ pub fn send_to_all(signal: Number) -> io::Result<()> {
 fn kill(target: i32, signal: Number) -> io::Result<()> {
     // SAFETY: no pointers.
     if unsafe { libc::kill(target, signal.0) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_waited_for_gets_no_signal_any_more_and_neither_does_another() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let real_time = Number::new(Number::REAL_TIME.0 + 1).unwrap();
+        send_to(&pidfd, real_time).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(real_time.get()));
+        let error = send_to(&pidfd, Number::KILL).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::SRCH.raw_os_error()));
+    }
 }

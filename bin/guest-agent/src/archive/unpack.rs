@@ -4,12 +4,11 @@
 //! new, leads out. What is in the way of a member is replaced, except that a directory stays one, and so does a link to
 //! a directory where the archive has a directory.
 
-use std::cell::Cell;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::rc::Rc;
 
+use imp_sys::allowance::Allowance;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat,
     mknodat, openat, openat2, symlinkat, unlinkat, utimensat,
@@ -26,7 +25,7 @@ const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICL
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const NEW_FILE: OFlags =
     OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Bytes of names, links and records that one member may bring along.
+/// Bytes of headers, long names and extended records before one member: the library keeps them in memory.
 const MOST_RECORDS: u64 = 1 << 20;
 /// Directories whose time is set at the end.
 const MOST_TIMES: usize = 1 << 18;
@@ -65,16 +64,14 @@ pub(super) fn unpack(
         done: Unpacked::default(),
         piece: Piece::default(),
     };
-    let left = Rc::new(Cell::new(Some(MOST_RECORDS)));
-    let torn = Rc::new(Cell::new(false));
-    let bounded = Bounded { inner: reader, left: Rc::clone(&left), torn: Rc::clone(&torn) };
-    let mut archive = Archive::new(bounded);
+    let allowance = Allowance::of(MOST_RECORDS);
+    let mut archive = Archive::new(allowance.bound(reader));
     for entry in archive.entries().map_err(Error::Archive)? {
-        left.set(None);
+        allowance.lift();
         unpacker.member(entry.map_err(Error::Archive)?)?;
-        left.set(Some(MOST_RECORDS));
+        allowance.set(MOST_RECORDS);
     }
-    if torn.get() {
+    if allowance.ended() {
         // Between two members a stream that broke looks like one that is whole, but for the empty blocks at the end.
         return Err(Error::Archive(io::Error::new(
             io::ErrorKind::UnexpectedEof,
@@ -83,33 +80,6 @@ pub(super) fn unpack(
     }
     unpacker.set_times()?;
     Ok(unpacker.done)
-}
-
-/// A stream of which only so much may be read while the library looks for the next member: names, links and records are
-/// kept in memory.
-struct Bounded<R> {
-    inner: R,
-    /// Bytes left; none while a member's content is read.
-    left: Rc<Cell<Option<u64>>>,
-    /// Whether the stream ended where a member, or the archive's end, should have been.
-    torn: Rc<Cell<bool>>,
-}
-
-impl<R: Read> Read for Bounded<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Some(left) = self.left.get() else { return self.inner.read(buffer) };
-        if left == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a member's names and records are too long",
-            ));
-        }
-        let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let count = self.inner.read(buffer.get_mut(..room).unwrap_or_default())?;
-        self.torn.set(count == 0 && room > 0);
-        self.left.set(Some(left - count as u64));
-        Ok(count)
-    }
 }
 
 struct Unpacker<'a> {

@@ -32,6 +32,22 @@ impl From<Option<guest::Attributes>> for Attributes {
     }
 }
 
+impl Attributes {
+    /// To an open file, in the same order as [`NewAttributes::apply`].
+    pub(crate) fn apply(&self, file: impl AsFd) -> rustix::io::Result<()> {
+        if self.uid.is_some() || self.gid.is_some() {
+            rustix::fs::fchown(&file, self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw))?;
+        }
+        if let Some(mode) = self.mode {
+            rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+        }
+        match self.modified_nanoseconds {
+            Some(nanoseconds) => rustix::fs::futimens(&file, &modified(nanoseconds)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Attributes of a file that does not exist yet: all of them are known but its time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewAttributes {

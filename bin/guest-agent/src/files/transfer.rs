@@ -148,6 +148,13 @@ impl Sink {
     /// Size of the whole file.
     pub(crate) fn finish(mut self) -> Result<u64, Error> {
         let failed = "cannot write";
+        if let Some(End::Append { file, length, attributes }) = &self.end {
+            // An error is a break like any other: dropped, this cuts back what was appended.
+            attributes.apply(file).map_err(Error::errno(failed, &self.path))?;
+            let size = length + self.size;
+            self.end = None;
+            return Ok(size);
+        }
         match self.end.take() {
             Some(End::Rename { content, temporary, attributes }) => {
                 let whole = content.finish().and_then(|(file, _)| attributes.apply(&file));
@@ -158,11 +165,7 @@ impl Sink {
                 })?;
                 Ok(self.size)
             }
-            Some(End::Append { length, attributes, .. }) => {
-                attributes::set(&self.path, &attributes, super::stat::Links::Follow)?;
-                Ok(length + self.size)
-            }
-            None => Ok(self.size),
+            Some(End::Append { .. }) | None => Ok(self.size),
         }
     }
 }

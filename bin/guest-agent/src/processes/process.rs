@@ -51,6 +51,8 @@ struct Connections {
     /// As much waits in it as its hosts' pace lets through.
     stdin: Option<mpsc::UnboundedSender<Input>>,
     terminal: Option<OwnedFd>,
+    /// Of the main process; an image's init, which is PID 1, needs none.
+    pidfd: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Process {
                 Some(sender)
             }
         };
+        let signalled = child.pidfd.try_clone()?;
         let pidfd = readiness::readable(child.pidfd)?;
         guard.defuse();
         let process = Arc::new(Self {
@@ -107,7 +110,7 @@ impl Process {
             stop_signal: launch.stop_signal,
             journal,
             exit: watch::Sender::new(None),
-            connections: Mutex::new(Connections { stdin, terminal }),
+            connections: Mutex::new(Connections { stdin, terminal, pidfd: Some(signalled) }),
         });
         reservation.fill(Arc::clone(&process));
         let supervised = Arc::clone(&process);
@@ -195,19 +198,23 @@ impl Process {
     }
 
     pub(crate) fn signal(&self, signal: Number, scope: Scope) {
-        // A pid is only good until the process has been waited for.
-        let ended = self.exit().is_some();
         match scope {
             Scope::Tree if signal == Number::KILL => self.tree.kill(),
             Scope::Tree => self.tree.signal(signal),
-            Scope::Process if !ended => {
-                let signal = match self.tree {
-                    Tree::Init => meant_for_init(signal),
-                    Tree::Cgroup(_) | Tree::Session(_) => signal,
-                };
-                let _ = imp_sys::signals::send(self.pid, signal);
+            Scope::Process => self.signal_alone(signal),
+        }
+    }
+
+    /// One that has just ended needs no signal.
+    fn signal_alone(&self, signal: Number) {
+        match self.tree {
+            Tree::Init => drop(imp_sys::signals::send(self.pid, meant_for_init(signal))),
+            // Not by its pid, which is another process's once this one has been waited for.
+            Tree::Cgroup(_) | Tree::Session(_) => {
+                if let Some(pidfd) = &self.connections().pidfd {
+                    drop(imp_sys::signals::send_to(pidfd, signal));
+                }
             }
-            Scope::Process => {}
         }
     }
 

@@ -9,6 +9,7 @@ mod unpack;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::PoisonError;
 
@@ -123,7 +124,7 @@ async fn out_of(
     owners: Owners,
     links: Links,
 ) -> anyhow::Result<()> {
-    let source = place::source_in_vm(&connection, path, links).await?;
+    let (source, attributes) = place::source_in_vm(&connection, path, links).await?;
     let chunks = streams::read(connection, path, links).await?;
     let sockets = chunks.left_out();
     let End::Local(destination) = destination else {
@@ -139,16 +140,18 @@ async fn out_of(
     let unpack = move || -> anyhow::Result<LeftOut> {
         match &placement {
             Placement::Contents { directory } => {
-                match std::fs::create_dir(directory) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                // Nobody else's until it has the mode of its source.
+                let own = match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+                    Ok(()) => Some(attributes),
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+                    Err(error) => {
                         return Err(error).with_context(|| format!("cannot make {}", directory.display()));
                     }
-                    _ => {}
-                }
-                Ok(unpack::unpack(chunks.into_reader(), directory, None, owners)?)
+                };
+                Ok(unpack::unpack(chunks.into_reader(), directory, unpack::Into::Tree(own), owners)?)
             }
             Placement::Entry { directory, name } => {
-                Ok(unpack::unpack(chunks.into_reader(), directory, Some(name), owners)?)
+                Ok(unpack::unpack(chunks.into_reader(), directory, unpack::Into::Entry(name), owners)?)
             }
         }
     };

@@ -80,7 +80,8 @@ impl Exec {
         let owner = context.owner().await?;
         let spec = self.spec(command);
         let connection = guest(&owner, &vm.to_string_lossy()).await?;
-        let session = Session::open(connection, exec_input::Input::Start(spec)).await?;
+        let session = Session::open(connection, exec_input::Input::Start(spec)).await;
+        let session = session.map_err(imp_embedded::client::Error::from)?;
         let mut program = Program::Exec(Box::new(session));
         if self.detach {
             return started(&mut program).await;

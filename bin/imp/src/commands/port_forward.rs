@@ -3,31 +3,19 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::str::FromStr;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use imp_protocol::connection::Connection;
+use imp_protocol::causes::chain;
+use imp_protocol::guest::PingRequest;
 use imp_protocol::guest::machine_client::MachineClient;
-use imp_protocol::guest::ports_client::PortsClient;
-use imp_protocol::guest::{CloseStdin, ForwardInput, OpenPort, PingRequest, forward_input, forward_output};
+use imp_runtime::forward;
 use imp_runtime::status::State;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::net::TcpListener;
 
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output;
-
-/// Largest piece of a connection that is sent at once.
-const CHUNK: usize = 32 << 10;
-/// Pieces on their way.
-const QUEUE: usize = 8;
-/// Pause after a connection that could not be accepted, as when too many files are open.
-const REST: Duration = Duration::from_millis(100);
 
 /// Lead ports of this machine to ports of a VM, as long as this command runs
 #[derive(Debug, Args)]
@@ -77,7 +65,11 @@ impl PortForward {
                 let listener =
                     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
                 output::print(&format!("{} -> {}:{}\n", listener.local_addr()?, self.vm, pair.guest))?;
-                listeners.spawn(accept(listener, connection.clone(), pair.guest));
+                let guest = connection.clone();
+                let failed = move |error: forward::Error| {
+                    output::warn(&format!("port {}: {}", pair.guest, chain(&error)));
+                };
+                listeners.spawn(forward::accept(listener, pair.guest, move || Some(guest.clone()), failed));
             }
             tokio::select! {
                 vm_ended = owner.wait(vm.id.as_str(), State::Stopped) => Err(match vm_ended {
@@ -91,77 +83,8 @@ impl PortForward {
     }
 }
 
-async fn accept(listener: TcpListener, connection: Connection, port: NonZeroU16) {
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                output::warn(&format!("port {port}: a connection was not accepted: {error}"));
-                tokio::time::sleep(REST).await;
-                continue;
-            }
-        };
-        let connection = connection.clone();
-        tokio::spawn(async move {
-            if let Err(error) = forward(stream, connection, port).await {
-                output::warn(&format!("port {port}: {error:#}"));
-            }
-        });
-    }
-}
-
-/// One connection, until both sides have said all.
-async fn forward(stream: TcpStream, connection: Connection, port: NonZeroU16) -> anyhow::Result<()> {
-    stream.set_nodelay(true)?;
-    let (read, write) = stream.into_split();
-    let (inputs, input) = mpsc::channel(QUEUE);
-    let open = OpenPort { port: port.get().into(), address: String::new() };
-    inputs.send(ForwardInput { input: Some(forward_input::Input::Open(open)) }).await?;
-    let mut client = PortsClient::new(connection);
-    let outputs =
-        client.forward(ReceiverStream::new(input)).await.map_err(|status| refused(&status))?.into_inner();
-    let out = tokio::spawn(to_guest(read, inputs));
-    let result = from_guest(outputs, write).await;
-    out.abort();
-    result
-}
-
 fn refused(status: &tonic::Status) -> anyhow::Error {
-    anyhow::anyhow!("{}", status.message())
-}
-
-async fn to_guest(mut read: OwnedReadHalf, inputs: mpsc::Sender<ForwardInput>) {
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        let input = match read.read(&mut buffer).await {
-            Ok(0) | Err(_) => forward_input::Input::ShutDownWrite(CloseStdin {}),
-            Ok(read) => forward_input::Input::Data(bytes::Bytes::copy_from_slice(
-                buffer.get(..read).unwrap_or_default(),
-            )),
-        };
-        let last = matches!(input, forward_input::Input::ShutDownWrite(_));
-        if inputs.send(ForwardInput { input: Some(input) }).await.is_err() {
-            return;
-        }
-        if last {
-            // The end of the inputs would be taken for the end of the connection.
-            inputs.closed().await;
-            return;
-        }
-    }
-}
-
-async fn from_guest(
-    mut outputs: tonic::Streaming<imp_protocol::guest::ForwardOutput>,
-    mut write: OwnedWriteHalf,
-) -> anyhow::Result<()> {
-    while let Some(output) = outputs.message().await.map_err(|status| refused(&status))? {
-        if let Some(forward_output::Output::Data(data)) = output.output {
-            write.write_all(&data).await?;
-        }
-    }
-    write.shutdown().await?;
-    Ok(())
+    imp_embedded::client::Error::from(status.clone()).into()
 }
 
 #[cfg(test)]

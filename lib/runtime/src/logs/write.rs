@@ -35,19 +35,8 @@ impl LogWriter {
             .write(true)
             .open(&path)
             .map_err(|source| failed(&path, source))?;
-        let (size, offset) = end_of_whole_frames(&mut open).map_err(|source| failed(&path, source))?;
-        let offset = match offset {
-            Some(offset) => offset,
-            // A file that has no frame yet goes on where the one before it ended.
-            None => number.checked_sub(1).map_or(Ok(0), |before| {
-                let path = file(directory, before);
-                match File::open(&path).and_then(|mut open| end_of_whole_frames(&mut open)) {
-                    Ok((_, offset)) => Ok(offset.unwrap_or(0)),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-                    Err(source) => Err(failed(&path, source)),
-                }
-            })?,
-        };
+        let (size, _) = end_of_whole_frames(&mut open).map_err(|source| failed(&path, source))?;
+        let offset = recorded(directory)?;
         open.set_len(size)
             .and_then(|()| open.seek(SeekFrom::Start(size)))
             .map_err(|source| failed(&path, source))?;
@@ -111,6 +100,22 @@ impl LogWriter {
         }
         Ok(())
     }
+}
+
+/// Position in the process's whole output up to which the log has it.
+pub(crate) fn recorded(directory: &Path) -> Result<u64, Error> {
+    // A file that has no frame yet goes on where the one before it ended.
+    for number in files(directory).into_iter().rev() {
+        let path = file(directory, number);
+        match File::open(&path).and_then(|mut open| end_of_whole_frames(&mut open)) {
+            Ok((_, Some(offset))) => return Ok(offset),
+            Ok((_, None)) => {}
+            // Dropped meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(Error::Open { path, source }),
+        }
+    }
+    Ok(0)
 }
 
 /// Size of the part that is whole frames, and the offset after the last of them.

@@ -216,9 +216,7 @@ impl Bridges {
         // Before anything of it is there: what nobody has written down nobody removes.
         book.write(&path)?;
         let taken = |source| Error::Site { site: book.site.to_string(), source };
-        let listener = SocketAddr::from_abstract_name(format!("imp-network-{}", book.site))
-            .and_then(|address| UnixListener::bind_addr(&address))
-            .map_err(taken)?;
+        let listener = take(&format!("imp-network-{}", book.site)).map_err(taken)?;
         let mtu = imp_network::outward_mtu(&book.site)?;
         let site = Site {
             name: book.site.clone(),
@@ -243,16 +241,31 @@ impl Bridges {
     }
 }
 
-/// An owner that is about to end may hold them for a moment.
+/// A name that one process at a time has, in one network namespace.
+fn take(name: &str) -> io::Result<UnixListener> {
+    let address = SocketAddr::from_abstract_name(name)?;
+    until_let_go(|| UnixListener::bind_addr(&address), |error| error.kind() == io::ErrorKind::AddrInUse)
+}
+
 fn name_sockets(networks: &Networks, vm: &VmName) -> Result<NameSockets, NetworkError> {
+    until_let_go(
+        || networks.name_sockets(vm),
+        |error| match error {
+            NetworkError::NameSockets { source, .. } => source.kind() == io::ErrorKind::AddrInUse,
+            _ => false,
+        },
+    )
+}
+
+/// An owner that is about to end may hold for a moment what it served.
+fn until_let_go<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    is_held: impl Fn(&E) -> bool,
+) -> Result<T, E> {
     let end = Instant::now() + HAND_OVER;
     loop {
-        match networks.name_sockets(vm) {
-            Err(NetworkError::NameSockets { source, .. })
-                if source.kind() == io::ErrorKind::AddrInUse && Instant::now() < end =>
-            {
-                thread::sleep(AGAIN);
-            }
+        match attempt() {
+            Err(error) if is_held(&error) && Instant::now() < end => thread::sleep(AGAIN),
             result => return result,
         }
     }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::steps::chain;
-use super::{Context, Message, Prepared, Vm};
+use super::{Context, Message, Prepared, Vm, chain};
 use crate::admission::VMM_THREADS;
 use crate::layout::VmLayout;
 use crate::ledger;

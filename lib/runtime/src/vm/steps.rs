@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use imp_network::names::TAP;
+use imp_protocol::causes::chain;
 use imp_protocol::connection::Connection;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -338,16 +339,4 @@ enum Expected {
 
 fn setup(error: &(dyn Error + 'static)) -> Failure {
     Failure::Setup { detail: chain(error) }
-}
-
-/// An error and its causes, outermost first.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

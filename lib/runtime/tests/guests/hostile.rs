@@ -111,7 +111,7 @@ fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bounded_
         fs::create_dir(&link).unwrap();
         symlink(kernels, link.join("default")).unwrap();
         let attacks: [(&str, &str, Vec<u8>, usize); 3] = [
-            ("noise", NOISE, vec![b'x'; 1 << 20], 8),
+            ("noise", NOISE, vec![b'x'; 64 << 10], 64),
             ("pings", GREETED, pings(), 1),
             ("huge", GREETED, huge_answer(), 1),
         ];

@@ -43,7 +43,7 @@ fn many_rounds_eight_at_once_leave_nothing_and_no_launch_waits_for_another() {
             }
         }
         assert_eq!(runtime.machine().vms as usize, AT_ONCE);
-        let stops = ids.iter().map(|id| runtime.stop(id, None));
+        let stops = ids.iter().map(|id| runtime.stop(id, Some(LONG)));
         for stopped in futures_util::future::join_all(stops).await {
             let ended = Outcome::Signalled { signal: 15, out_of_memory: false, timed_out: false };
             assert_eq!(stopped.unwrap().outcome, Some(ended));

@@ -61,7 +61,8 @@ fn memory_that_a_guest_takes_is_its_vms_own() {
         );
         let after = runtime.usage(&id).await.unwrap();
         let grown = after.private_bytes.saturating_sub(before.private_bytes);
-        assert!(grown > 16 << 20, "{before:?} {after:?}");
+        // Some of it takes pages that the guest had before.
+        assert!(grown > 8 << 20, "{before:?} {after:?}");
         runtime.kill(&id).await.unwrap();
         host.end(runtime).await;
     });

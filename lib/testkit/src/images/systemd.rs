@@ -66,6 +66,8 @@ fn image(debian: &Path) -> Image {
     let mut own = Layer::new()
         .file("etc/passwd", 0o644, PASSWD)
         .file("etc/group", 0o644, b"root:x:0:\ntty:x:5:\nnogroup:x:65534:\n")
+        // There, and empty: this is not the first boot, at which systemd enables services by its own list.
+        .file("etc/machine-id", 0o444, b"")
         .file("etc/systemd/system/life.service", 0o644, SERVICE)
         .symlink("etc/systemd/system/default.target", "/lib/systemd/system/multi-user.target")
         .symlink("etc/systemd/system/multi-user.target.wants/life.service", "../life.service");

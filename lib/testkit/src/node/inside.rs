@@ -44,7 +44,7 @@ pub fn inside(body: impl FnOnce()) {
 
 /// The same with a deadline of its own, which a body on the host is trusted to keep by itself.
 pub fn inside_within(deadline: Duration, body: impl FnOnce()) {
-    if env::var_os(IN_NODE).is_some() || place() == Place::Host {
+    if is_node() || place() == Place::Host {
         return body();
     }
     let test = thread::current().name().filter(|name| *name != "main").map(str::to_owned);
@@ -67,6 +67,11 @@ fn panic(test: &str, error: &Error) -> ! {
         cause = error.source();
     }
     panic!("{test} failed in its node: {text}");
+}
+
+/// Whether this process runs in a node, where it may change what it likes.
+pub(crate) fn is_node() -> bool {
+    env::var_os(IN_NODE).is_some()
 }
 
 /// Decided once per process, and said aloud.

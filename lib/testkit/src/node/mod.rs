@@ -38,6 +38,7 @@ use imp_testkit_node::wire::Message;
 pub use builder::Builder;
 pub use error::{Error, Logs, NetworkStep};
 pub use imp_testkit_node::wire::End;
+pub(crate) use inside::is_node;
 pub use inside::{Place, inside, inside_within, place};
 pub use network::Network;
 pub use program::{Command, Output, Piece, Process};

@@ -6,24 +6,31 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use imp_embedded::client;
 use imp_protocol::connection::Connection;
-use imp_protocol::guest::StatRequest;
-use imp_protocol::guest::file_stat;
 use imp_protocol::guest::files_client::FilesClient;
+use imp_protocol::guest::{FileStat, StatRequest, file_stat};
 use tonic::Code;
 
 use super::Links;
 use super::plan::{Destination, Kind, Source};
+use super::unpack::OfSource;
 
 pub(super) async fn source_in_vm(
     connection: &Connection,
     path: &OsStr,
     links: Links,
-) -> anyhow::Result<Source> {
-    let kind = kind_in_vm(connection, Path::new(path), links).await?;
-    anyhow::ensure!(kind != Kind::Absent, "{} does not exist in the VM", Path::new(path).display());
+) -> anyhow::Result<(Source, OfSource)> {
+    let stat = stat_in_vm(connection, Path::new(path), links).await?;
+    let stat = stat.with_context(|| format!("{} does not exist in the VM", Path::new(path).display()))?;
     let name = Path::new(path).file_name().unwrap_or_default().to_owned();
-    Ok(Source { name, kind, contents: ends_in_dot(path) })
+    let attributes = OfSource {
+        mode: stat.mode,
+        uid: stat.uid,
+        gid: stat.gid,
+        modified: stat.modified_nanoseconds.div_euclid(1_000_000_000),
+    };
+    Ok((Source { name, kind: kind_of(Some(&stat)), contents: ends_in_dot(path) }, attributes))
 }
 
 pub(super) async fn destination_in_vm(connection: &Connection, path: &OsStr) -> anyhow::Result<Destination> {
@@ -38,17 +45,27 @@ pub(super) async fn destination_in_vm(connection: &Connection, path: &OsStr) -> 
 }
 
 async fn kind_in_vm(connection: &Connection, path: &Path, links: Links) -> anyhow::Result<Kind> {
+    Ok(kind_of(stat_in_vm(connection, path, links).await?.as_ref()))
+}
+
+fn kind_of(stat: Option<&FileStat>) -> Kind {
+    match stat.map(FileStat::kind) {
+        None => Kind::Absent,
+        Some(file_stat::Kind::Directory) => Kind::Directory,
+        Some(_) => Kind::File,
+    }
+}
+
+/// None: there is nothing of that name.
+async fn stat_in_vm(connection: &Connection, path: &Path, links: Links) -> anyhow::Result<Option<FileStat>> {
     let request = StatRequest {
         path: Bytes::copy_from_slice(path.as_os_str().as_bytes()),
         follow_links: links == Links::Followed,
     };
     match FilesClient::new(connection.clone()).stat(request).await {
-        Ok(answer) => {
-            let stat = answer.into_inner().stat.unwrap_or_default();
-            Ok(if stat.kind() == file_stat::Kind::Directory { Kind::Directory } else { Kind::File })
-        }
-        Err(status) if status.code() == Code::NotFound => Ok(Kind::Absent),
-        Err(status) => Err(anyhow::anyhow!("{}", status.message())),
+        Ok(answer) => Ok(Some(answer.into_inner().stat.unwrap_or_default())),
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        Err(status) => Err(client::Error::from(status).into()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use bytes::{Buf, Bytes};
+use imp_embedded::client;
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::files_client::FilesClient;
 use imp_protocol::guest::{OpenArchive, ReadArchiveRequest, WriteArchiveInput, write_archive_input};
@@ -36,7 +37,7 @@ pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> 
         follow_link: links == Links::Followed,
     };
     let answer = FilesClient::new(connection).read_archive(request).await;
-    let mut stream = answer.map_err(|status| anyhow::anyhow!("{}", status.message()))?.into_inner();
+    let mut stream = answer.map_err(client::Error::from)?.into_inner();
     let (sender, data) = mpsc::channel(QUEUE);
     let left_out = Arc::<Mutex<LeftOut>>::default();
     let sockets = Arc::clone(&left_out);
@@ -84,7 +85,7 @@ impl Read for Reader {
         while self.current.is_empty() {
             match self.chunks.data.blocking_recv() {
                 Some(Ok(chunk)) => self.current = chunk,
-                Some(Err(status)) => return Err(io::Error::other(status.message().to_owned())),
+                Some(Err(status)) => return Err(io::Error::other(client::Error::from(status))),
                 None => return Ok(0),
             }
         }
@@ -126,7 +127,7 @@ pub(super) async fn write(
     // An archive that is torn here lacks its end, and the guest says so; what tore it is the better reason.
     let written = FilesClient::new(connection).write_archive(ReceiverStream::new(receiver)).await;
     let left_out = packing.await??;
-    written.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+    written.map_err(client::Error::from)?;
     Ok(left_out)
 }
 

@@ -3,13 +3,13 @@
 //! Every name is resolved by the kernel beneath the directory (openat2, RESOLVE_BENEATH): no `..`, no link, old or new,
 //! leads out of it, and one that would is an error.
 
-use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use imp_sys::allowance::Allowance;
 use imp_sys::sparse;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod,
@@ -53,16 +53,34 @@ pub(super) enum Error {
     NotOne(PathBuf),
 }
 
-/// `rename`: the name that the archive's only member gets.
+/// What the archive's members become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Into<'a> {
+    /// What they are called in it, below the directory, which gets these attributes if it is new.
+    Tree(Option<OfSource>),
+    /// The archive has one, and it gets this name.
+    Entry(&'a OsStr),
+}
+
+/// Attributes of a directory whose content is copied: an archive of a VM does not hold them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct OfSource {
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// Seconds since the epoch.
+    pub(super) modified: i64,
+}
+
 pub(super) fn unpack(
     reader: impl Read,
     directory: &Path,
-    rename: Option<&OsStr>,
+    members: Into<'_>,
     owners: Owners,
 ) -> Result<LeftOut, Error> {
     let top = openat(CWD, directory, DIRECTORY, Mode::empty())
         .map_err(|error| Error::Top { path: directory.to_owned(), source: error.into() })?;
-    let allowance = Cell::new(MOST_RECORDS);
+    let allowance = Allowance::of(MOST_RECORDS);
     let mut unpacker = Unpacker {
         top,
         owners,
@@ -70,16 +88,20 @@ pub(super) fn unpack(
         left_out: LeftOut::default(),
         buffer: vec![0; BUFFER],
     };
-    let mut archive = Archive::new(Bounded { inner: reader, allowance: &allowance });
+    if let Into::Tree(Some(source)) = members {
+        let attributes = unpacker.told(source.mode, source.modified, source.uid, source.gid);
+        unpacker.directories.push((PathBuf::from("."), attributes));
+    }
+    let mut archive = Archive::new(allowance.bound(reader));
     for (number, entry) in archive.entries().map_err(Error::Archive)?.enumerate() {
         let mut entry = entry.map_err(Error::Archive)?;
-        allowance.set(u64::MAX);
-        let path = match rename {
-            None => beneath(&entry.path_bytes())?,
-            Some(_) if number > 0 || entry.header().entry_type().is_dir() => {
+        allowance.lift();
+        let path = match members {
+            Into::Tree(_) => beneath(&entry.path_bytes())?,
+            Into::Entry(_) if number > 0 || entry.header().entry_type().is_dir() => {
                 return Err(Error::NotOne(entry.path_bytes().into_owned().into_path()));
             }
-            Some(name) => PathBuf::from(name),
+            Into::Entry(name) => PathBuf::from(name),
         };
         unpacker.member(&mut entry, &path)?;
         // What is left of the member is passed over here, where it may be long.
@@ -112,26 +134,6 @@ fn beneath(name: &[u8]) -> Result<PathBuf, Error> {
         }
     }
     Ok(path)
-}
-
-/// Fails where a hostile archive would make the library hold more than is allowed.
-struct Bounded<'a, R> {
-    inner: R,
-    allowance: &'a Cell<u64>,
-}
-
-impl<R: Read> Read for Bounded<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(buffer)?;
-        let left = self.allowance.get();
-        if left != u64::MAX {
-            let left = left
-                .checked_sub(read as u64)
-                .ok_or_else(|| io::Error::other("a name or record is too long"))?;
-            self.allowance.set(left);
-        }
-        Ok(read)
-    }
 }
 
 struct Unpacker {
@@ -210,20 +212,23 @@ impl Unpacker {
     fn attributes(&self, entry: &Entry<'_, impl Read>) -> Result<Attributes, Error> {
         let header = entry.header();
         let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX - 1);
+        Ok(self.told(
+            header.mode().map_err(Error::Archive)?,
+            i64::try_from(header.mtime().map_err(Error::Archive)?).unwrap_or(i64::MAX),
+            narrow(header.uid().map_err(Error::Archive)?),
+            narrow(header.gid().map_err(Error::Archive)?),
+        ))
+    }
+
+    /// What is taken over of the attributes that something has in the VM.
+    fn told(&self, mode: u32, modified: i64, uid: u32, gid: u32) -> Attributes {
         let owner = match self.owners {
             Owners::TheCopiers => None,
-            Owners::Kept => Some((
-                Uid::from_raw(narrow(header.uid().map_err(Error::Archive)?)),
-                Gid::from_raw(narrow(header.gid().map_err(Error::Archive)?)),
-            )),
+            Owners::Kept => Some((Uid::from_raw(uid), Gid::from_raw(gid))),
         };
         // A program that becomes somebody else is nobody's wish but an archivist's.
         let mask = if owner.is_some() { 0o7777 } else { 0o1777 };
-        Ok(Attributes {
-            mode: Mode::from_raw_mode(header.mode().map_err(Error::Archive)? & mask),
-            modified: i64::try_from(header.mtime().map_err(Error::Archive)?).unwrap_or(i64::MAX),
-            owner,
-        })
+        Attributes { mode: Mode::from_raw_mode(mode & mask), modified, owner }
     }
 
     /// Opens a directory of the archive, made if need be.

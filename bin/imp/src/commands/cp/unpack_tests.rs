@@ -23,7 +23,7 @@ impl Tree {
 
     fn unpack(&self, archive: Builder<Vec<u8>>) -> Result<LeftOut, Error> {
         let bytes = archive.into_inner().unwrap();
-        let result = unpack(bytes.as_slice(), &self.inside(), None, Owners::TheCopiers);
+        let result = unpack(bytes.as_slice(), &self.inside(), Into::Tree(None), Owners::TheCopiers);
         assert_eq!(std::fs::read_to_string(self.outside.path().join("secret")).unwrap(), "untouched");
         let mut beside: Vec<_> =
             std::fs::read_dir(self.outside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -118,7 +118,7 @@ fn a_name_of_a_gigabyte_is_refused_before_it_is_in_memory() {
     header.set_size(1 << 30);
     header.set_cksum();
     let endless = io::Cursor::new(header.as_bytes().to_vec()).chain(io::repeat(b'a'));
-    let error = unpack(endless, &tree.inside(), None, Owners::TheCopiers).unwrap_err();
+    let error = unpack(endless, &tree.inside(), Into::Tree(None), Owners::TheCopiers).unwrap_err();
     assert!(matches!(error, Error::Archive(_)), "{error}");
 }
 
@@ -130,11 +130,23 @@ fn a_file_that_gets_a_name_must_be_the_only_member() {
     let one = archive.get_ref().clone();
     add(&mut archive, EntryType::Regular, "more", "", b"2");
     let two = archive.into_inner().unwrap();
-    let name = Some(OsStr::new("chosen"));
+    let name = Into::Entry(OsStr::new("chosen"));
     unpack(one.as_slice(), &tree.inside(), name, Owners::TheCopiers).unwrap();
     assert_eq!(std::fs::read(tree.inside().join("chosen")).unwrap(), b"1");
     let error = unpack(two.as_slice(), &tree.inside(), name, Owners::TheCopiers).unwrap_err();
     assert!(matches!(error, Error::NotOne(_)), "{error}");
+}
+
+#[test]
+fn a_new_directory_gets_what_its_source_has_and_is_written_to_before() {
+    let tree = Tree::new();
+    let mut archive = Builder::new(Vec::new());
+    add(&mut archive, EntryType::Regular, "a", "", b"x");
+    let bytes = archive.into_inner().unwrap();
+    let source = OfSource { mode: 0o6510, modified: 1_000_000, ..Default::default() };
+    unpack(bytes.as_slice(), &tree.inside(), Into::Tree(Some(source)), Owners::TheCopiers).unwrap();
+    let inside = std::fs::metadata(tree.inside()).unwrap();
+    assert_eq!((inside.mode() & 0o7777, inside.mtime()), (0o510, 1_000_000));
 }
 
 #[test]
@@ -144,5 +156,5 @@ fn a_torn_archive_is_an_error() {
     add(&mut archive, EntryType::Regular, "a", "", &[7; 2000]);
     let bytes = archive.into_inner().unwrap();
     let torn = bytes.get(..1500).unwrap();
-    assert!(unpack(torn, &tree.inside(), None, Owners::TheCopiers).is_err());
+    assert!(unpack(torn, &tree.inside(), Into::Tree(None), Owners::TheCopiers).is_err());
 }

@@ -1,15 +1,13 @@
 //! `imp image rm`
 
 use clap::Args;
+use imp_runtime::pins;
 use imp_storage::store::{Error, Removal};
 
 use super::prune::tell;
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output;
-
-/// What owns the pins that VMs have on disks: this, and the VM's id.
-const VM_PIN: &str = "vm-";
 
 /// Remove images
 #[derive(Debug, Args)]
@@ -53,9 +51,9 @@ fn names(context: &Context, owners: &[String]) -> Vec<String> {
     });
     let listed = listed.unwrap_or_default();
     let name = |owner: &String| {
-        let id = owner.strip_prefix(VM_PIN).unwrap_or(owner);
-        let vm = listed.iter().find(|vm| vm.id.as_str() == id);
-        vm.map_or_else(|| id.to_owned(), |vm| vm.name.to_string())
+        let Some(id) = pins::vm_of(owner) else { return owner.clone() };
+        let vm = listed.iter().find(|vm| vm.id == id);
+        vm.map_or_else(|| id.to_string(), |vm| vm.name.to_string())
     };
     owners.iter().map(name).collect()
 }

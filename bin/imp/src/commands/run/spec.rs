@@ -217,8 +217,11 @@ fn no_window() -> Terminal {
     Terminal { rows: 24, columns: 80, term: String::new() }
 }
 
-/// Absent: what the driver does best.
+/// Absent: what the driver does best, or what the other flags imply, which win over the settings file.
 fn network(run: &Run, defaults: &RunDefaults) -> Result<Option<NetworkMode>, Error> {
+    if run.network.is_none() && !bridge(run).is_none() {
+        return Ok(None);
+    }
     Ok(match (run.network, defaults.network.as_deref()) {
         (Some(Network::Bridge), _) | (None, Some("bridge")) => Some(NetworkMode::Bridge),
         (Some(Network::User), _) | (None, Some("user")) => Some(NetworkMode::User),

@@ -196,6 +196,10 @@ fn what_is_allowed_is_allowed_alone_unless_that_is_said_to_be_otherwise() {
     let both = egress(&["--egress", "allow", "--allow", "10.0.0.1", "--deny", "10.0.0.0/8"]).unwrap();
     assert_eq!((both.otherwise, both.allow.len(), both.refuse.len()), (Otherwise::Allow, 1, 1));
     assert_eq!(spec_of("{}", &["--ipv6", "i", "x"]).bridge.versions, IpVersions::Both);
+    // A flag wins over the settings file, also by what it implies.
+    let defaults = RunDefaults { network: Some("user".into()), ..RunDefaults::default() };
+    let spec = Case { defaults, ..Case::default() }.spec(&["--egress", "deny", "i", "x"]).unwrap();
+    assert_eq!(spec.network, None);
 }
 
 #[test]

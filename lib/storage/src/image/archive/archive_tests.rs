@@ -95,3 +95,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_name_that_is_longer_than_any_is_refused_before_it_is_in_memory() {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::GNULongName);
+    header.set_size(16 << 20);
+    header.set_cksum();
+    let mut bytes = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    io::Write::write_all(&mut bytes, header.as_bytes()).unwrap();
+    io::copy(&mut io::repeat(b'a').take(16 << 20), &mut bytes).unwrap();
+    io::Write::write_all(&mut bytes, &tar(&[("x", b"x")], &[])).unwrap();
+    let error = opened(&bytes.finish().unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::Tar { source, .. } if source.kind() == io::ErrorKind::InvalidData), "{error:?}");
+}

@@ -6,6 +6,8 @@ use std::io::{self, BufReader, Read, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
+use imp_sys::allowance::Allowance;
+
 use super::Error;
 
 /// Most entries of a tar.
@@ -15,6 +17,10 @@ const LARGEST: u64 = 256 << 30;
 /// Links that lead to links.
 const MOST_LINKS: usize = 8;
 const LONGEST_NAME: usize = 4096;
+/// Bytes of all names and links: they are kept.
+const MOST_NAMES: usize = 64 << 20;
+/// Bytes of headers, long names and extended records before one entry: the library keeps them in memory.
+const MOST_RECORDS: u64 = 1 << 20;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 #[derive(Debug)]
@@ -162,10 +168,15 @@ fn index(file: &mut File, path: &Path) -> Result<HashMap<String, Entry>, Error> 
     let length = file.seek(SeekFrom::End(0)).map_err(damaged)?;
     file.rewind().map_err(damaged)?;
     let mut entries = HashMap::new();
-    let mut archive = tar::Archive::new(file);
+    let allowance = Allowance::of(MOST_RECORDS);
+    let mut archive = tar::Archive::new(allowance.bound(file));
+    let mut names = 0;
     for (count, entry) in archive.entries_with_seek().map_err(damaged)?.enumerate() {
         let entry = entry.map_err(damaged)?;
-        if count >= MOST_ENTRIES {
+        // Contents are passed over and not read.
+        allowance.set(MOST_RECORDS);
+        names += entry.path_bytes().len() + entry.link_name_bytes().map_or(0, |to| to.len());
+        if count >= MOST_ENTRIES || names > MOST_NAMES {
             return Err(Error::Entries { path: path.to_owned(), limit: MOST_ENTRIES });
         }
         let Some(name) = normal(&entry.path_bytes(), "") else { continue };
