@@ -63,9 +63,7 @@ impl Context {
 
     /// The owner if VMs may exist: none has been started since the machine came up when there is no record either.
     pub(crate) async fn owner_if_any(&self) -> anyhow::Result<Option<Owner>> {
-        if start::find(&self.settings.layout).await?.is_none()
-            && !self.settings.layout.vms().exists()
-        {
+        if start::find(&self.settings.layout).await?.is_none() && !self.settings.layout.vms().exists() {
             return Ok(None);
         }
         self.owner().await.map(Some)

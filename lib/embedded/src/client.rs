@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
+use crate::report::{Finding, Usage};
 use crate::wire as convert;
 
 /// Inputs that wait for the connection; each is at most one chunk.
@@ -305,11 +306,13 @@ impl Owner {
     }
 
     /// Of all VMs that run when none is named.
-    pub async fn usage(&self, vms: Vec<String>) -> Result<Vec<wire::Usage>, Error> {
-        Ok(self.client.clone().usage(wire::UsageRequest { vms }).await?.into_inner().usages)
+    pub async fn usage(&self, vms: Vec<String>) -> Result<Vec<Usage>, Error> {
+        let answer = self.client.clone().usage(wire::UsageRequest { vms }).await?.into_inner();
+        Ok(answer.usages.into_iter().map(Into::into).collect())
     }
 
-    pub async fn doctor(&self) -> Result<Vec<wire::Check>, Error> {
-        Ok(self.client.clone().doctor(wire::DoctorRequest {}).await?.into_inner().checks)
+    pub async fn doctor(&self) -> Result<Vec<Finding>, Error> {
+        let answer = self.client.clone().doctor(wire::DoctorRequest {}).await?.into_inner();
+        Ok(answer.checks.into_iter().map(Into::into).collect())
     }
 }

@@ -7,9 +7,11 @@ mod idle;
 pub mod layout;
 mod log;
 mod proxy;
+pub mod report;
 pub mod serve;
 mod server;
 pub mod start;
+mod under_way;
 pub mod wire;
 
 pub use client::Owner;

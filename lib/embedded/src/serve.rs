@@ -26,6 +26,7 @@ use crate::client::Identity;
 use crate::layout::{Layout, make_private};
 use crate::log::BoundedLog;
 use crate::server::Server;
+use crate::under_way::UnderWay;
 use crate::{idle, proxy};
 
 /// How long a client may stay silent after it has connected.
@@ -119,7 +120,13 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     let listener = listen(layout)?;
     let (ending, end) = watch::channel(false);
     let ending = Arc::new(ending);
-    let routes = routes(Server { runtime: runtime.clone(), identity: settings.identity.clone(), ending });
+    let under_way = UnderWay::new(Arc::clone(&ending));
+    let routes = routes(Server {
+        runtime: runtime.clone(),
+        identity: settings.identity.clone(),
+        ending,
+        under_way: under_way.clone(),
+    });
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Signals)?;
     // The terminal of whoever happened to start the owner says nothing to it.
     let _hang_up = signal(SignalKind::hangup()).map_err(Error::Signals)?;
@@ -157,6 +164,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     drop(listener);
     // With the lock held, the socket is still ours.
     let _ = std::fs::remove_file(layout.socket());
+    under_way.finish().await;
     let finish = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(LAST_WORDS, finish).await;
     Ok(())

@@ -1,12 +1,12 @@
 //! The service of `runtime.proto` over the engine.
 
-use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::join_all;
+use imp_protocol::causes;
 use imp_protocol::guest::machine_client::MachineClient;
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{SignalRequest, VitalsRequest, VitalsResponse, signal_request};
@@ -14,7 +14,7 @@ use imp_protocol::runtime as wire;
 use imp_protocol::runtime::runtime_server::Runtime as Service;
 use imp_protocol::signal;
 use imp_runtime::status::{State, VmStatus};
-use imp_runtime::{GuestHold, LogEnd, LogQuery, Runtime, Verdict, VmId};
+use imp_runtime::{GuestHold, LogEnd, LogQuery, Runtime, VmId};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -22,15 +22,16 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::attach;
 use crate::candidates::{self, Named};
 use crate::client::Identity;
+use crate::report;
+use crate::under_way::UnderWay;
 use crate::wire as convert;
 
 /// How long a client may take to say what it wants to attach to.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a guest may take to answer when it is only asked how it is.
 const VITALS_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a VM that runs may take to be reached, and the pause between two tries.
+/// How long a VM that runs may take to be reached.
 const REACH_PATIENCE: Duration = Duration::from_secs(20);
-const REACH_PAUSE: Duration = Duration::from_millis(20);
 /// Messages on their way to a client.
 const QUEUE: usize = 8;
 /// The signal that no process survives, by its number.
@@ -44,6 +45,8 @@ pub(crate) struct Server {
     pub(crate) identity: Identity,
     /// Becomes true when the owner is to end.
     pub(crate) ending: Arc<watch::Sender<bool>>,
+    /// What a hand-over waits for.
+    pub(crate) under_way: UnderWay,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -74,6 +77,7 @@ impl Service for Server {
         &self,
         request: Request<wire::CreateRequest>,
     ) -> Result<Response<wire::CreateResponse>, Status> {
+        let _step = self.under_way.begin()?;
         let spec = request.into_inner().spec.ok_or_else(|| Status::invalid_argument("no spec"))?;
         let spec = convert::spec_from_wire(spec).map_err(|error| Status::invalid_argument(chain(&error)))?;
         let id = self.runtime.create(spec).await.map_err(|error| refusal(&error))?;
@@ -85,6 +89,7 @@ impl Service for Server {
         &self,
         request: Request<wire::StartRequest>,
     ) -> Result<Response<wire::StartResponse>, Status> {
+        let _step = self.under_way.begin()?;
         let id = self.resolve(&request.into_inner().vm)?;
         self.runtime.start(&id).await.map_err(|error| refusal(&error))?;
         Ok(Response::new(wire::StartResponse {}))
@@ -126,10 +131,10 @@ impl Service for Server {
     ) -> Result<Response<wire::WaitResponse>, Status> {
         let request = request.into_inner();
         let id = self.resolve(&request.vm)?;
-        let state = request.state();
+        let wanted = convert::state_from_wire(request.state());
         let mut watch = self.runtime.watch(&id).map_err(|error| refusal(&error))?;
         // An error: the VM has been removed, and its last status stays.
-        let _ = watch.wait_for(|vm| convert::state_to_wire(vm.state) >= state).await;
+        let _ = watch.wait_for(|vm| reached(vm.state) >= reached(wanted)).await;
         let vm = watch.borrow().clone();
         Ok(Response::new(wire::WaitResponse { vm: Some(encode(&vm)?) }))
     }
@@ -247,19 +252,7 @@ impl Service for Server {
         &self,
         _: Request<wire::DoctorRequest>,
     ) -> Result<Response<wire::DoctorResponse>, Status> {
-        let checks = self.runtime.doctor().await.into_iter().map(|check| {
-            let (verdict, repair) = match check.verdict {
-                Verdict::Good => (wire::check::Verdict::Good, None),
-                Verdict::Degraded { repair } => (wire::check::Verdict::Degraded, repair),
-                Verdict::Bad { repair } => (wire::check::Verdict::Bad, Some(repair)),
-            };
-            wire::Check {
-                name: check.name.to_owned(),
-                verdict: verdict.into(),
-                found: check.found,
-                repair: repair.unwrap_or_default(),
-            }
-        });
+        let checks = self.runtime.doctor().await.into_iter().map(report::finding_to_wire);
         Ok(Response::new(wire::DoctorResponse { checks: checks.collect() }))
     }
 }
@@ -301,22 +294,35 @@ impl Server {
     }
 }
 
-/// The guest of a VM that runs; an owner that has just taken the VM over is given time to find it.
+/// The guest of a VM that runs; one whose channel has broken, and an owner that has just taken the VM over, are given time
+/// to find it.
 pub(crate) async fn reach(runtime: &Runtime, id: &VmId) -> Result<GuestHold, Status> {
-    let deadline = tokio::time::Instant::now() + REACH_PATIENCE;
-    loop {
-        let error = match runtime.connection(id).await {
+    let mut status = runtime.watch(id).map_err(|error| refusal(&error))?;
+    let otherwise = tokio::select! {
+        biased;
+        connected = runtime.connected(id) => match connected {
             Ok(hold) => return Ok(hold),
-            Err(error) => error,
-        };
-        let vm = runtime.get(id).map_err(|error| refusal(&error))?;
-        if let Some(why) = out_of_reach(&vm) {
-            return Err(Status::failed_precondition(why));
-        }
-        if tokio::time::Instant::now() > deadline {
-            return Err(refusal(&error));
-        }
-        tokio::time::sleep(REACH_PAUSE).await;
+            Err(error) => refusal(&error),
+        },
+        // An error: the VM has been removed.
+        _ = status.wait_for(|vm| out_of_reach(vm).is_some()) => Status::not_found(format!("VM {id} is gone")),
+        () = tokio::time::sleep(REACH_PATIENCE) => Status::unavailable(format!(
+            "the guest has not been reached for {} s: see `imp logs --console {id}`",
+            REACH_PATIENCE.as_secs(),
+        )),
+    };
+    let why = out_of_reach(&status.borrow());
+    Err(why.map_or(otherwise, Status::failed_precondition))
+}
+
+/// How far a VM is in its life, to be compared.
+fn reached(state: State) -> u8 {
+    match state {
+        State::Created => 0,
+        State::Starting => 1,
+        State::Running => 2,
+        State::Stopping => 3,
+        State::Stopped => 4,
     }
 }
 
@@ -365,24 +371,34 @@ fn console_entry(line: &str) -> wire::LogEntry {
 
 /// What a client is told of an error of the engine.
 pub(crate) fn refusal(error: &imp_runtime::Error) -> Status {
+    use imp_runtime::Error;
     let message = chain(error);
     match error {
-        imp_runtime::Error::NoSuchVm { .. } => Status::not_found(message),
-        imp_runtime::Error::NameTaken { .. } => Status::already_exists(message),
-        imp_runtime::Error::Refused(_) => Status::resource_exhausted(message),
-        _ => Status::failed_precondition(message),
+        Error::NoSuchVm { .. } | Error::Ambiguous { .. } => Status::not_found(message),
+        Error::NameTaken { .. } => Status::already_exists(message),
+        Error::Refused(_) | Error::NoUser => Status::resource_exhausted(message),
+        Error::NotCreated { .. }
+        | Error::NotReachable { .. }
+        | Error::NotRemoved { .. }
+        | Error::NetworkRefused(_)
+        | Error::Bridge(_)
+        | Error::Kernel(_)
+        | Error::Driver(_) => Status::failed_precondition(message),
+        // Of the machine: files that cannot be read or written, processes that cannot be looked at.
+        Error::Pins(_)
+        | Error::Ledger(_)
+        | Error::Logs(_)
+        | Error::Owned { .. }
+        | Error::Open { .. }
+        | Error::Store(_)
+        | Error::Process(_)
+        | Error::Ended => Status::internal(message),
     }
 }
 
 /// An error with its causes, short enough for a header.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = causes::chain(error);
     if text.len() > LONGEST_REFUSAL {
         let end = text.floor_char_boundary(LONGEST_REFUSAL);
         text.truncate(end);

@@ -184,6 +184,16 @@ pub(crate) fn state_to_wire(state: State) -> wire::State {
     }
 }
 
+pub(crate) fn state_from_wire(state: wire::State) -> State {
+    match state {
+        wire::State::Created => State::Created,
+        wire::State::Starting => State::Starting,
+        wire::State::Running => State::Running,
+        wire::State::Stopping => State::Stopping,
+        wire::State::Stopped => State::Stopped,
+    }
+}
+
 pub(crate) fn entry_to_wire(entry: LogEntry) -> wire::LogEntry {
     let stream = match entry.stream {
         LogStream::Stdout => wire::log_entry::Stream::Stdout,

@@ -37,7 +37,7 @@ pub fn copy(
         length += count as u64;
         let mut data = buffer.get(..count).unwrap_or_default();
         while !data.is_empty() {
-            let zeros = run(data, |block| is_zero(block));
+            let zeros = run(data, is_zero);
             hole += zeros as i64;
             data = data.get(zeros..).unwrap_or_default();
             let full = run(data, |block| !is_zero(block));

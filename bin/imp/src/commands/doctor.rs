@@ -1,8 +1,8 @@
 //! `imp doctor`
 
 use clap::Args;
-use imp_protocol::runtime::Check;
-use imp_protocol::runtime::check::Verdict;
+use imp_embedded::report::Finding;
+use imp_runtime::Verdict;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -37,19 +37,14 @@ struct Shown {
     repair: Option<String>,
 }
 
-impl From<Check> for Shown {
-    fn from(check: Check) -> Self {
-        let state = match check.verdict() {
-            Verdict::Good => State::Good,
-            Verdict::Degraded => State::Degraded,
-            Verdict::Bad => State::Bad,
+impl From<Finding> for Shown {
+    fn from(finding: Finding) -> Self {
+        let (state, repair) = match finding.verdict {
+            Verdict::Good => (State::Good, None),
+            Verdict::Degraded { repair } => (State::Degraded, repair),
+            Verdict::Bad { repair } => (State::Bad, Some(repair)),
         };
-        Self {
-            state,
-            name: check.name,
-            found: check.found,
-            repair: Some(check.repair).filter(|repair| !repair.is_empty()),
-        }
+        Self { name: finding.name, state, found: finding.found, repair }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use clap::Args;
-use imp_protocol::runtime::Usage;
+use imp_embedded::report::Usage;
 use imp_runtime::status::{
     DriverFacts, EnforcedLimit, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome, Stage, VmStatus,
 };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use imp_protocol::runtime::Usage;
+use imp_embedded::report::Usage;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -61,8 +61,7 @@ impl Shown {
             id: usage.id.clone(),
             name: usage.name.clone(),
             cpu_percent,
-            memory_used_bytes: guest
-                .map(|guest| guest.memory_total_bytes.saturating_sub(guest.memory_available_bytes)),
+            memory_used_bytes: guest.map(|guest| guest.memory_used_bytes),
             memory_total_bytes: usage.memory_bytes,
             host_resident_bytes: usage.host_resident_bytes,
             host_private_bytes: usage.host_private_bytes,

@@ -7,7 +7,7 @@ use imp_runtime::{DriverChoice, Runtime};
 use imp_testkit::node;
 
 /// Far above what any of these tests takes in a node, one processor emulated by another.
-const IN_NODE: Duration = Duration::from_secs(300);
+const IN_NODE: Duration = Duration::from_secs(600);
 
 /// Whether this test is for nobody here, because the driver declares that it cannot have this network.
 pub(crate) fn lacks(runtime: &Runtime, network: NetworkMode) -> bool {

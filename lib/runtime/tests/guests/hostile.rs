@@ -41,8 +41,8 @@ greet() { while read -r word oldest newest nonce <&3; do [ \"$word\" = IMP-HOST 
 
 /// Bytes without a line, so that no greeting is ever found.
 const NOISE: &str = "while :; do cat /flood >&3 && echo flooded >/dev/console; done";
-/// Greets, and sends frames for ever, whatever the host says.
-const GREETED: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while :; do cat /flood >&3 && echo flooded >/dev/console; done";
+/// Greets, and sends frames whatever the host says, until it hangs up.
+const GREETED: &str = "greet; cat /settings >&3; cat <&3 >/dev/null & while cat /flood >&3; do echo flooded >/dev/console; done; echo flooded until the host hung up >/dev/console";
 
 /// RFC 9113, 4.1.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -111,7 +111,7 @@ fn a_guest_that_floods_its_channel_before_or_after_its_greeting_costs_a_bounded_
         fs::create_dir(&link).unwrap();
         symlink(kernels, link.join("default")).unwrap();
         let attacks: [(&str, &str, Vec<u8>, usize); 3] = [
-            ("noise", NOISE, vec![b'x'; 64 << 10], 64),
+            ("noise", NOISE, vec![b'x'; 64 << 10], 24),
             ("pings", GREETED, pings(), 1),
             ("huge", GREETED, huge_answer(), 1),
         ];

@@ -107,5 +107,8 @@ fn a_name_that_is_longer_than_any_is_refused_before_it_is_in_memory() {
     io::copy(&mut io::repeat(b'a').take(16 << 20), &mut bytes).unwrap();
     io::Write::write_all(&mut bytes, &tar(&[("x", b"x")], &[])).unwrap();
     let error = opened(&bytes.finish().unwrap()).unwrap_err();
-    assert!(matches!(&error, Error::Tar { source, .. } if source.kind() == io::ErrorKind::InvalidData), "{error:?}");
+    assert!(
+        matches!(&error, Error::Tar { source, .. } if source.kind() == io::ErrorKind::InvalidData),
+        "{error:?}"
+    );
 }
