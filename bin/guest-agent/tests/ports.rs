@@ -1,4 +1,5 @@
 //! Ports over a real connection: how a connection that breaks on the host looks to the program in the guest.
+#![expect(clippy::unwrap_used, reason = "part of a test, though not a test function")]
 
 mod agent;
 

@@ -58,7 +58,9 @@ fn check_package(package: &Value) -> Vec<Finding> {
         Finding::new(
             &manifest,
             0,
-            format!("{name} does not depend on {allowed}: take that out of the table of xtask's tidy/crates.rs"),
+            format!(
+                "{name} does not depend on {allowed}: take that out of the table of xtask's tidy/crates.rs"
+            ),
         )
     });
     wrong.chain(unused).collect()

@@ -12,6 +12,9 @@ use tonic::{Request, Response};
 
 use super::*;
 
+/// What has not come by then never will.
+const DEADLINE: Duration = Duration::from_secs(60);
+
 /// A guest that says this in its first call.
 struct Guest {
     says: Mutex<Vec<Result<exec_output::Output, Status>>>,
@@ -115,7 +118,8 @@ impl Seen {
     }
 
     async fn next(&mut self) {
-        match self.answers.recv().await.unwrap().unwrap().message.unwrap() {
+        let answer = tokio::time::timeout(DEADLINE, self.answers.recv()).await.expect("one more answer");
+        match answer.unwrap().unwrap().message.unwrap() {
             attach_output::Message::Output(output) => self.outputs.push(output.output.unwrap()),
             attach_output::Message::Failed(_) => panic!("not said in this test"),
         }

@@ -97,6 +97,7 @@ pub(crate) struct Owner {
     child: Child,
     lines: BufReader<ChildStdout>,
     said: Arc<Mutex<String>>,
+    orders: PathBuf,
 }
 
 /// As whom an owner runs.
@@ -141,7 +142,7 @@ impl Owner {
             let _ = std::io::Read::read_to_string(&mut stderr, &mut text);
             *told.lock().unwrap() = text;
         });
-        Self { child, lines, said }
+        Self { child, lines, said, orders }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -190,5 +191,6 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.orders);
     }
 }

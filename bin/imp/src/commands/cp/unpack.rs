@@ -214,10 +214,9 @@ impl Unpacker {
         let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX - 1);
         let (uid, gid) = match self.owners {
             Owners::TheCopiers => (0, 0),
-            Owners::Kept => (
-                narrow(header.uid().map_err(Error::Archive)?),
-                narrow(header.gid().map_err(Error::Archive)?),
-            ),
+            Owners::Kept => {
+                (narrow(header.uid().map_err(Error::Archive)?), narrow(header.gid().map_err(Error::Archive)?))
+            }
         };
         let modified = i64::try_from(header.mtime().map_err(Error::Archive)?).unwrap_or(i64::MAX);
         Ok(self.told(header.mode().map_err(Error::Archive)?, modified, uid, gid))
