@@ -25,6 +25,8 @@ use crate::status::{Failure, Outcome, State, VmmEnd};
 pub(crate) const POWER_OFF: Duration = Duration::from_secs(10);
 /// How long the last readers of the main process's output may hold up the end of the machine.
 pub(crate) const DRAIN: Duration = Duration::from_secs(5);
+/// How long a VM that was created may wait to be started: whoever made it for themselves is gone by then.
+pub(crate) const START: Duration = Duration::from_secs(120);
 /// How long a broken channel may take to come back.
 pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
 
@@ -96,6 +98,8 @@ pub(crate) enum Input {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Deadline {
+    /// A created VM must have been started.
+    Start,
     /// The agent must have answered.
     Answer,
     /// The main process must have ended after its stop signal.
@@ -155,6 +159,11 @@ pub(crate) enum VmmRemains {
 }
 
 impl Phase {
+    /// Where the life of a new VM begins.
+    pub(crate) fn created() -> (Self, Vec<Command>) {
+        (Self::Created, vec![Command::Arm(Deadline::Start, START)])
+    }
+
     /// Where the life of a found VM goes on.
     pub(crate) fn adopted(remains: Remains) -> (Self, Vec<Command>) {
         match remains {
@@ -177,6 +186,9 @@ impl Phase {
         match (self, input) {
             (Self::Created, Input::Start) => (Self::Preparing, vec![C::Prepare]),
             (Self::Created, Input::Kill | Input::Stop { .. }) => Self::clean_up(Outcome::Killed),
+            (Self::Created, Input::DeadlinePassed(Deadline::Start)) => {
+                Self::clean_up(failed(Failure::NeverStarted { seconds: START.as_secs() }))
+            }
 
             (Self::Preparing, Input::Prepared) => (Self::Spawning, vec![C::Spawn]),
             (Self::Preparing | Self::Spawning, Input::Failed(failure)) => Self::clean_up(failed(failure)),

@@ -31,8 +31,14 @@ fn phases() -> Vec<Phase> {
 }
 
 fn inputs() -> Vec<Input> {
-    let deadlines =
-        [Deadline::Answer, Deadline::Grace, Deadline::Drain, Deadline::PowerOff, Deadline::Reconnect];
+    let deadlines = [
+        Deadline::Start,
+        Deadline::Answer,
+        Deadline::Grace,
+        Deadline::Drain,
+        Deadline::PowerOff,
+        Deadline::Reconnect,
+    ];
     let mut inputs = vec![
         Input::Start,
         Input::Prepared,
@@ -190,7 +196,7 @@ fn what_does_not_concern_a_phase_changes_nothing() {
         .collect();
     let counts: Vec<usize> = table.iter().map(|(_, n)| *n).collect();
     // One number per phase, in the order of `phases`: how many of the inputs it reacts to.
-    assert_eq!(counts, [3, 4, 4, 7, 8, 7, 8, 10, 7, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
+    assert_eq!(counts, [4, 4, 4, 7, 8, 7, 8, 10, 7, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
 }
 
 #[test]
@@ -237,4 +243,15 @@ fn a_vm_that_was_found_booting_runs_if_its_guest_knows_the_main_process() {
     let owner_gone = Phase::Ending { outcome: failed(Failure::OwnerGone) };
     assert_eq!(run(asked, &[Input::Failed(Failure::MainLost)]).0, owner_gone);
     assert_eq!(run(found, &[Input::DeadlinePassed(Deadline::Reconnect)]).0, owner_gone);
+}
+
+#[test]
+fn a_vm_that_nobody_starts_is_given_up_and_one_that_was_started_is_not() {
+    let (phase, commands) = Phase::created();
+    assert_eq!(commands, [Command::Arm(Deadline::Start, START)]);
+    let passed = Input::DeadlinePassed(Deadline::Start);
+    let (given_up, commands) = phase.clone().on(passed.clone(), TIMES);
+    assert!(matches!(given_up, Phase::CleaningUp { .. }) && commands == [Command::CleanUp], "{given_up:?}");
+    let (started, _) = phase.on(Input::Start, TIMES);
+    assert_eq!(started.clone().on(passed, TIMES), (started, vec![]));
 }

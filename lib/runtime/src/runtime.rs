@@ -136,8 +136,14 @@ impl Runtime {
         open::open(config).await
     }
 
-    /// Admits the VM and writes its record; nothing runs yet.
+    /// Admits the VM and writes its record; nothing runs yet. It is given up unless it is started within two minutes.
     pub async fn create(&self, spec: VmSpec) -> Result<VmId, Error> {
+        let runtime = self.clone();
+        // Not called off half way with its caller, who would leave what it had been promised.
+        tokio::spawn(async move { runtime.create_whole(spec).await }).await.map_err(|_| Error::Ended)?
+    }
+
+    async fn create_whole(&self, spec: VmSpec) -> Result<VmId, Error> {
         let context = Arc::clone(&self.shared.context);
         let kernel = boot::kernel(&context.layout, &spec.kernel)?.facts;
         let id = VmId::from_random(random::bytes());

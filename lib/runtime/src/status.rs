@@ -105,6 +105,8 @@ impl Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Failure {
+    #[error("whoever created it did not start it within {seconds} s")]
+    NeverStarted { seconds: u64 },
     #[error("the machine could not be started: {detail}")]
     Spawn { detail: String },
     #[error("the machine ended while it booted ({vmm}); see the last lines of its console")]

@@ -110,7 +110,10 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
     let driver = context.drivers.of(&record.status.driver);
     let memory = record.spec.memory.bytes() + driver.overhead_bytes();
     let (phase, commands, vmm, network) = match beginning {
-        Beginning::Created => (Phase::Created, Vec::new(), None, None),
+        Beginning::Created => {
+            let (phase, commands) = Phase::created();
+            (phase, commands, None, None)
+        }
         Beginning::Abandoned => {
             let (phase, commands) = Phase::adopted(Remains::Unfinished { vmm: VmmRemains::Gone });
             (phase, commands, None, None)

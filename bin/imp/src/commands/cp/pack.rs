@@ -145,7 +145,7 @@ mod tests {
         left_out.add(Path::new("null"), "a device");
         assert_eq!(packer.finish().unwrap(), left_out);
         let names = names_and_content(&bytes);
-        assert_eq!(names, [("sub/".into(), String::new()), ("sub/file".into(), "content".into())]);
+        assert_eq!(names, [("sub".into(), String::new()), ("sub/file".into(), "content".into())]);
     }
 
     #[test]

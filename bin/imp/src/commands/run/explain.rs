@@ -40,7 +40,11 @@ fn telling<'a>(failure: &Failure, console: &'a [String]) -> Vec<&'a str> {
             console.iter().map(String::as_str).filter(|line| !noise(line)).collect()
         }
         // The machine worked, or nobody saw what it did: the failure says all there is.
-        Failure::Setup { .. } | Failure::MainLost | Failure::OwnerGone | Failure::GoneUnseen => Vec::new(),
+        Failure::NeverStarted { .. }
+        | Failure::Setup { .. }
+        | Failure::MainLost
+        | Failure::OwnerGone
+        | Failure::GoneUnseen => Vec::new(),
     }
 }
 
