@@ -1,9 +1,12 @@
 //! `imp cp` copies as docker does, in both directions, and never beyond the destination.
 
 use std::fs;
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 
-use imp_testkit::imp::{Imp, SharedVm, finish};
+use imp_testkit::imp::{Imp, SharedVm, finish, wait_until};
 
 fn sh(imp: &Imp, script: &str) -> anyhow::Result<String> {
     imp.run(["exec", "vm", "sh", "-c", script])?.good()
@@ -154,5 +157,41 @@ fn ends_that_make_no_copy_are_refused_with_the_way_to_do_it() -> anyhow::Result<
         let came = imp.run(["cp", ends[0], ends[1]])?;
         assert!(came.code == Some(1) && came.stderr.contains(said), "{}", came.stderr);
     }
+    imp.end()
+}
+
+/// The right to the lane of a VM, for as long as it is held.
+fn lane(imp: &Imp, id: &str) -> io::Result<UnixStream> {
+    let mut owner = UnixStream::connect(imp.socket().with_file_name("lanes.sock"))?;
+    owner.write_all(format!("{id}\n").as_bytes())?;
+    owner.read_exact(&mut [0; 8])?;
+    Ok(owner)
+}
+
+#[test]
+fn a_copy_goes_around_a_lane_that_somebody_else_has() -> anyhow::Result<()> {
+    let imp = SharedVm::get()?;
+    let vm = imp.inspect("vm")?;
+    let id = vm["id"].as_str().unwrap_or_default().to_owned();
+    let content: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).collect();
+    fs::write(imp.folder().join("large"), &content)?;
+    let there_and_back = |name: &str| -> anyhow::Result<()> {
+        imp.run(["cp", "large", &format!("vm:/srv/{name}")])?.good()?;
+        imp.run(["cp", &format!("vm:/srv/{name}"), name])?.good()?;
+        anyhow::ensure!(fs::read(imp.folder().join(name))? == content, "{name} is another file");
+        Ok(())
+    };
+    let held = lane(&imp, &id)?;
+    assert!(lane(&imp, &id).is_err(), "two have the lane");
+    there_and_back("around")?;
+    drop(held);
+    there_and_back("over")?;
+    // Whoever is killed under way leaves it to the next.
+    let mut killed = imp.command(["cp", "-", "vm:/srv"]).stdin(Stdio::piped()).spawn()?;
+    wait_until("it has the lane", || Ok(lane(&imp, &id).is_err()))?;
+    killed.kill()?;
+    killed.wait()?;
+    wait_until("the lane is free again", || Ok(lane(&imp, &id).is_ok()))?;
+    there_and_back("again")?;
     imp.end()
 }

@@ -96,6 +96,7 @@ fn arguments(words: &[String], folder: &Path, scratch: &Path, initramfs: Option<
             _ if word.starts_with("socket,id=channel,") => {
                 format!("socket,id=channel,path={folder}/channel,server=on,wait=off")
             }
+            _ if word.starts_with("socket,id=lane,") => "null,id=lane".to_owned(),
             _ => with_scratch(word, scratch).unwrap_or_else(|| word.clone()),
         });
         before = word;
@@ -138,6 +139,8 @@ mod tests {
             "socket,id=console,fd=12,server=on,wait=on",
             "-chardev",
             "socket,id=channel,fd=11,server=on,wait=off",
+            "-chardev",
+            "socket,id=lane,fd=13,server=on,wait=off",
             "-blockdev",
             r#"{"node-name":"base-file","filename":"/data/base"}"#,
             "-blockdev",
@@ -153,6 +156,6 @@ mod tests {
         );
         assert!(text.contains("/data/base") && text.contains(r#""filename":"/f/scratch""#), "{text}");
         assert!(text.contains("path=/f/channel") && text.contains("-initrd /f/other"), "{text}");
-        assert_eq!(scratch_path(&words[10]).unwrap(), "/data/scratch.img");
+        assert_eq!(scratch_path(&words[12]).unwrap(), "/data/scratch.img");
     }
 }

@@ -1,8 +1,10 @@
 //! Calls to a guest's agent, each the smallest of its kind.
 
+use std::io::{self, BufWriter, Read as _, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use bytes::Bytes;
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::exec_input::Input;
 use imp_protocol::guest::exec_output::Output;
@@ -10,12 +12,13 @@ use imp_protocol::guest::exit_status::How;
 use imp_protocol::guest::files_client::FilesClient;
 use imp_protocol::guest::machine_client::MachineClient;
 use imp_protocol::guest::processes_client::ProcessesClient;
-use imp_protocol::guest::write_file_input::Input as WriteInput;
+use imp_protocol::guest::write_archive_input::Input as WriteInput;
 use imp_protocol::guest::{
-    ConfigureRequest, ExecInput, OpenForWrite, PingRequest, ProcessSpec, ReadFileRequest, WriteFileInput,
+    ConfigureRequest, ExecInput, OpenArchive, PingRequest, ProcessSpec, ReadArchiveRequest, WriteArchiveInput,
 };
+use imp_protocol::lane::{self, Lane};
 
-/// Bytes in one message of a file on its way in: as many as in one of `imp cp`.
+/// Bytes in one chunk of a file on its way in: as many as in one of `imp cp`.
 const CHUNK: usize = 256 << 10;
 
 pub(crate) async fn ping(guest: &Connection) -> anyhow::Result<()> {
@@ -70,23 +73,66 @@ pub(crate) async fn timed(guest: &Connection, script: &str) -> anyhow::Result<Du
     }
 }
 
-pub(crate) async fn write(guest: &Connection, path: &str, size: usize) -> anyhow::Result<()> {
-    let open = OpenForWrite { path: path.as_bytes().to_vec().into(), ..OpenForWrite::default() };
-    let chunk = bytes::Bytes::from(vec![0x5a; CHUNK]);
-    let chunks = (0..size / CHUNK).map(move |_| WriteInput::Data(chunk.clone()));
-    let inputs = std::iter::once(WriteInput::Open(open)).chain(chunks);
-    let inputs = tokio_stream::iter(inputs.map(|input| WriteFileInput { input: Some(input) }));
-    FilesClient::new(guest.clone()).write(inputs).await?;
+/// A new file of this name in /, over the lane and in an archive, as `imp cp` does it.
+pub(crate) async fn copy_in(
+    guest: &Connection,
+    mut lane: Lane,
+    name: &'static str,
+    size: u64,
+) -> anyhow::Result<()> {
+    let open =
+        OpenArchive { path: Bytes::from_static(b"/"), lane: Some(lane.number()), ..Default::default() };
+    let inputs = tokio_stream::iter([WriteArchiveInput { input: Some(WriteInput::Open(open)) }]);
+    // Until the answer: a VMM drops what it has not read when this end hangs up.
+    let _open = lane.clone();
+    let packing = tokio::task::spawn_blocking(move || -> anyhow::Result<()> {
+        lane.taken()?;
+        let mut chunks = lane::Writer::new(lane);
+        let mut archive = tar::Builder::new(BufWriter::with_capacity(CHUNK, &mut chunks));
+        let mut header = tar::Header::new_gnu();
+        header.set_size(size);
+        header.set_mode(0o600);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        archive.append_data(&mut header, name, io::repeat(0x5a).take(size))?;
+        archive.into_inner()?.flush()?;
+        Ok(chunks.finish()?)
+    });
+    let written = FilesClient::new(guest.clone()).write_archive(inputs).await?.into_inner();
+    packing.await??;
+    ensure!(written.bytes == size, "{} bytes were written, not {size}", written.bytes);
     Ok(())
 }
 
-pub(crate) async fn read(guest: &Connection, path: &str, size: usize) -> anyhow::Result<()> {
-    let request = ReadFileRequest { path: path.as_bytes().to_vec().into(), ..ReadFileRequest::default() };
-    let mut chunks = FilesClient::new(guest.clone()).read(request).await?.into_inner();
-    let mut read = 0;
-    while let Some(chunk) = chunks.message().await? {
-        read += chunk.data.len();
-    }
+/// Reads that file back in the same way.
+pub(crate) async fn copy_out(
+    guest: &Connection,
+    mut lane: Lane,
+    name: &'static str,
+    size: u64,
+) -> anyhow::Result<()> {
+    let path = Bytes::from(format!("/{name}"));
+    let request = ReadArchiveRequest { path, lane: Some(lane.number()), ..Default::default() };
+    let mut call = FilesClient::new(guest.clone()).read_archive(request).await?.into_inner();
+    let unpacking = tokio::task::spawn_blocking(move || -> anyhow::Result<u64> {
+        lane.taken()?;
+        let mut chunks = lane::Reader::new(lane);
+        let mut archive = tar::Archive::new(&mut chunks);
+        let mut file = archive.entries()?.next().context("an archive without a file")??;
+        let (mut buffer, mut read) = (vec![0; CHUNK], 0);
+        loop {
+            let count = file.read(&mut buffer)?;
+            if count == 0 {
+                break;
+            }
+            read += count as u64;
+        }
+        io::copy(&mut chunks, &mut io::sink())?;
+        Ok(read)
+    });
+    while call.message().await?.is_some() {}
+    let read = unpacking.await??;
     ensure!(read == size, "{read} bytes were read, not {size}");
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use imp_protocol::connection::{self, Connection};
+use imp_protocol::lane::Lane;
 use imp_testkit::{images, machine};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -79,6 +80,12 @@ impl Machine {
             anyhow::Ok(connection::connect_owner(stream).await?)
         })?;
         Ok(owner.for_vm(&vm.id)?)
+    }
+
+    /// The lane of the VM, from the owner.
+    pub(crate) fn lane(&self, vm: &Vm) -> anyhow::Result<Lane> {
+        Lane::ask(&self.folder.path().join("run/lanes.sock"), &vm.id)
+            .context("the VM's lane is not to be had")
     }
 
     /// Process id of the owner.

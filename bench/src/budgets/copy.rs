@@ -20,6 +20,7 @@ use crate::report::{Limit, Line, Quantity};
 const ROUNDS: usize = 7;
 const SIZE: usize = 32 << 20;
 const CHUNK: usize = 64 << 10;
+const FILE: &str = "copied";
 
 /// What the guest of the floor does with the port: takes or gives `SIZE` bytes, as it is told.
 const INIT: &str = r#"#!/bin/busybox sh
@@ -27,7 +28,8 @@ const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
 for module in $(/bin/busybox cat /modules.list); do /bin/busybox insmod $module; done
-until port=$(/bin/busybox ls /sys/class/virtio-ports 2>/dev/null) && [ "$port" ]; do :; done
+until port=$(/bin/busybox grep -lx imp.agent.0 /sys/class/virtio-ports/*/name 2>/dev/null); do :; done
+port=${port%/name}; port=${port##*/}
 exec 3<>/dev/$port
 while :; do
   # The port reads as ended while no host is connected.
@@ -52,8 +54,16 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
     let [write, read, take, give] = alternate(
         ROUNDS,
         [
-            &mut || time(|| machine.runtime.block_on(guest::write(&agent, "/copied", SIZE))),
-            &mut || time(|| machine.runtime.block_on(guest::read(&agent, "/copied", SIZE))),
+            &mut || {
+                time(|| {
+                    machine.runtime.block_on(guest::copy_in(&agent, machine.lane(&vm)?, FILE, SIZE as u64))
+                })
+            },
+            &mut || {
+                time(|| {
+                    machine.runtime.block_on(guest::copy_out(&agent, machine.lane(&vm)?, FILE, SIZE as u64))
+                })
+            },
             &mut || time(|| machine.runtime.block_on(raw_in(&mut channel.borrow_mut()))),
             &mut || time(|| machine.runtime.block_on(raw_out(&mut channel.borrow_mut()))),
         ],

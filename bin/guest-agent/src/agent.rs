@@ -20,6 +20,7 @@ use tonic::{Request, Status};
 use crate::channel::{self, Channel};
 use crate::init::arguments::{self, Arguments};
 use crate::init::handover::Supervisor;
+use crate::lane::Lane;
 use crate::processes::{Forest, Table};
 use crate::shutdown::{self, PowerOff};
 use crate::{log, readiness};
@@ -67,6 +68,7 @@ pub struct Agent {
     /// Milliseconds since the start at which the host last asked for anything.
     heard: AtomicU64,
     archives: Semaphore,
+    lane: Lane,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +102,7 @@ impl Agent {
             started: Instant::now(),
             heard: AtomicU64::new(0),
             archives: Semaphore::new(ARCHIVES),
+            lane: Lane::default(),
         }))
     }
 
@@ -139,6 +142,15 @@ impl Agent {
 
     pub(crate) fn archives(&self) -> &Semaphore {
         &self.archives
+    }
+
+    pub(crate) fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// Serves archives over this port, a non-blocking device or socket, until it fails.
+    pub async fn serve_lane(&self, port: OwnedFd) -> std::io::Result<()> {
+        self.lane.serve(port).await
     }
 
     /// Ends the machine, once, in a task of its own.

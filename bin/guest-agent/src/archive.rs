@@ -6,7 +6,7 @@ mod pack;
 mod unpack;
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use imp_protocol::guest::write_archive_input::Input;
 use imp_protocol::guest::{
     FileChunk, OpenArchive, ReadArchiveRequest, WriteArchiveInput, WriteArchiveResponse,
 };
+use imp_protocol::lane;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
@@ -24,9 +25,12 @@ use self::pack::Output;
 use self::unpack::{Owner, Unpacked};
 use crate::agent::Agent;
 use crate::files::{self, CHUNK, Error, WAITING_CHUNKS, path_of};
+use crate::lane::Taken;
 
 /// Bytes after the end of an archive that are read and passed over.
 const MOST_PADDING: u64 = 1 << 20;
+/// Bytes of a lane that are read before they are wanted: headers are short. Content passes this buffer by.
+const READ_AHEAD: usize = 8 << 10;
 
 pub(crate) async fn serve_read(
     agent: &Arc<Agent>,
@@ -47,12 +51,22 @@ pub(crate) async fn serve_read(
     let agent = Arc::clone(agent);
     tokio::spawn(async move {
         let Ok(_permit) = agent.archives().acquire().await else { return };
-        let mut output = ToHost { chunks: chunks.clone(), buffer: Vec::new() };
-        let packed = files::work(move || {
-            pack::pack(&path, name_of(&path), &mut output)?;
-            output.flush().map_err(Error::Archive)
-        });
-        if let Err(status) = packed.await {
+        let call = chunks.clone();
+        let lane = request.lane.map(|number| agent.lane().take(number, move || !call.is_closed()));
+        let packed = match lane.transpose() {
+            Ok(lane) => {
+                let chunks = chunks.clone();
+                files::work(move || {
+                    let lane = lane.map(Taken::begin).transpose().map_err(Error::Archive)?;
+                    let mut output = ToHost { chunks, lane: lane.map(lane::Writer::new), buffer: Vec::new() };
+                    pack::pack(&path, name_of(&path), &mut output)?;
+                    output.finish().map_err(Error::Archive)
+                })
+                .await
+            }
+            Err(refused) => Err(refused),
+        };
+        if let Err(status) = packed {
             let _ = chunks.send(Err(status)).await;
         }
     });
@@ -67,15 +81,23 @@ pub(crate) async fn serve_write(
     let path = path_of(&open.path)?;
     let owner = Owner { uid: open.uid, gid: open.gid };
     let _permit = agent.archives().acquire().await;
-    let (chunks, waiting) = mpsc::channel(WAITING_CHUNKS);
     // Dropped with this call, also when the host has broken it off.
     let (wanted, _call) = {
         let call = Arc::new(());
         (Arc::downgrade(&call), call)
     };
+    let goes_on = move || wanted.strong_count() > 0;
+    let lane = open.lane.map(|number| agent.lane().take(number, goes_on.clone())).transpose()?;
+    let (chunks, waiting) = mpsc::channel(WAITING_CHUNKS);
     let unpacking = files::work(move || {
-        let from_host = FromHost { waiting, current: Bytes::new() };
-        let unpacked = unpack_all(&path, owner, from_host, &|| wanted.strong_count() > 0)?;
+        let mut from_host: Box<dyn Read> = match lane {
+            Some(lane) => {
+                let lane = lane.begin().map_err(Error::Archive)?;
+                Box::new(lane::Reader::new(BufReader::with_capacity(READ_AHEAD, lane)))
+            }
+            None => Box::new(FromHost { waiting, current: Bytes::new() }),
+        };
+        let unpacked = unpack_all(&path, owner, &mut from_host, &goes_on)?;
         if open.then_read_only {
             make_read_only(&read_only_part(&path, &open.read_only_name)?)?;
         }
@@ -169,15 +191,27 @@ fn name_of(path: &Path) -> &[u8] {
 
 /// The host's end of an archive that is packed.
 struct ToHost {
+    /// Messages of the call: what is left out, and the archive itself when it has no lane.
     chunks: mpsc::Sender<Result<FileChunk, Status>>,
+    lane: Option<lane::Writer<Taken>>,
     buffer: Vec<u8>,
 }
 
 impl ToHost {
     fn send(&mut self, data: Bytes) -> io::Result<()> {
+        if let Some(lane) = &mut self.lane {
+            return lane.write_all(&data);
+        }
         self.chunks
             .blocking_send(Ok(FileChunk { data, ..Default::default() }))
             .map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl ToHost {
+    fn finish(mut self) -> io::Result<()> {
+        self.flush()?;
+        self.lane.map_or(Ok(()), lane::Writer::finish)
     }
 }
 
@@ -198,6 +232,10 @@ impl Write for ToHost {
 
 impl Output for ToHost {
     fn give(&mut self, piece: Bytes) -> io::Result<()> {
+        if self.lane.is_some() && piece.len() >= CHUNK / 4 {
+            self.flush()?;
+            return self.send(piece);
+        }
         for chunk in files::chunks(piece) {
             // Small files share messages; a large chunk goes as it is.
             if chunk.len() < CHUNK / 4 {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use imp_protocol::connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::port::Port;
+pub(crate) use self::port::Port;
 use crate::agent::Agent;
 use crate::log;
 
@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What the host connects to.
 #[derive(Debug)]
 pub(crate) enum Endpoint {
-    /// The device of a virtio-serial port, non-blocking.
-    Port(OwnedFd),
+    /// The devices of two virtio-serial ports, non-blocking.
+    Port { channel: OwnedFd, lane: Option<OwnedFd> },
     /// A vsock port to listen on.
     Vsock(u32),
 }
@@ -40,14 +40,16 @@ pub enum Error {
 
 #[derive(Debug)]
 pub(crate) enum Channel {
-    Port(Arc<Port>),
+    Port { port: Arc<Port>, lane: Option<OwnedFd> },
     Vsock(vsock::Listener),
 }
 
 impl Channel {
     pub(crate) fn open(endpoint: Endpoint) -> Result<Self, Error> {
         match endpoint {
-            Endpoint::Port(device) => Ok(Self::Port(Arc::new(Port::new(device).map_err(Error::Port)?))),
+            Endpoint::Port { channel, lane } => {
+                Ok(Self::Port { port: Arc::new(Port::new(channel).map_err(Error::Port)?), lane })
+            }
             Endpoint::Vsock(port) => {
                 let listener = vsock::Listener::bind(port).map_err(|source| Error::Vsock { port, source })?;
                 Ok(Self::Vsock(listener))
@@ -59,11 +61,17 @@ impl Channel {
     pub(crate) async fn serve(self, agent: &Arc<Agent>) -> Result<(), Error> {
         match self {
             // A port has one host at a time, and its device stays open: closing it throws away what the host has sent.
-            Self::Port(port) => loop {
-                port.host().await.map_err(Error::Port)?;
-                // In a task, so that a panic ends the conversation and not the agent.
-                let _ = tokio::spawn(converse(port::Stream::new(Arc::clone(&port)), Arc::clone(agent))).await;
-            },
+            Self::Port { port, lane } => {
+                if let Some(lane) = lane {
+                    tokio::spawn(serve_lane(lane, Arc::clone(agent)));
+                }
+                loop {
+                    port.host().await.map_err(Error::Port)?;
+                    let stream = port::Stream::new(Arc::clone(&port));
+                    // In a task, so that a panic ends the conversation and not the agent.
+                    let _ = tokio::spawn(converse(stream, Arc::clone(agent))).await;
+                }
+            }
             Self::Vsock(listener) => loop {
                 match listener.accept().await {
                     Ok(stream) => drop(tokio::spawn(converse(stream, Arc::clone(agent)))),
@@ -74,6 +82,12 @@ impl Channel {
                 }
             },
         }
+    }
+}
+
+async fn serve_lane(lane: OwnedFd, agent: Arc<Agent>) {
+    if let Err(error) = agent.serve_lane(lane).await {
+        log::warn(format_args!("the lane is lost, archives go over the channel: {error}"));
     }
 }
 

@@ -30,7 +30,7 @@ use tonic::{Request, Response, Status, Streaming};
 pub(crate) use self::attributes::{Attributes, NewAttributes, modified};
 pub(crate) use self::content::{Content, Piece, Zeros};
 pub(crate) use self::error::{Error, path_of};
-pub(crate) use self::pieces::{Pieces, chunks};
+pub(crate) use self::pieces::{Pieces, Spare, chunks};
 pub(crate) use self::remove::remove_tree;
 use crate::accounts::Accounts;
 use crate::agent::Guest;

@@ -16,6 +16,7 @@ mod writeback;
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,16 @@ fn assemble() -> Result<std::convert::Infallible, Error> {
     stage("root");
     let channel = match command_line.channel {
         ChannelName::Vsock(port) => Endpoint::Vsock(port),
-        ChannelName::Port(name) => open_port(&name)?,
+        ChannelName::Port(name) => Endpoint::Port {
+            channel: open_port(&name)?,
+            lane: command_line.lane.and_then(|name| match open_port(&name) {
+                Ok(lane) => Some(lane),
+                Err(error) => {
+                    log::warn(format_args!("no lane, archives go over the channel: {error}"));
+                    None
+                }
+            }),
+        },
     };
     stage("channel");
     supervise::supervise(&channel, scratch, power_off, late)
@@ -93,13 +103,11 @@ fn wait_for(device: &Path) -> Result<PathBuf, Error> {
 }
 
 /// Opens the virtio-serial port of this name. Ports appear some time after their driver is loaded.
-fn open_port(name: &str) -> Result<Endpoint, Error> {
+fn open_port(name: &str) -> Result<OwnedFd, Error> {
     let device = until(|| find_port(name), || format!("the virtio-serial port {name:?}"))?;
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    match rustix::fs::open(&device, flags, Mode::empty()) {
-        Ok(port) => Ok(Endpoint::Port(port)),
-        Err(error) => Err(Error::Open { device, source: error.into() }),
-    }
+    rustix::fs::open(&device, flags, Mode::empty())
+        .map_err(|error| Error::Open { device, source: error.into() })
 }
 
 fn find_port(name: &str) -> Option<PathBuf> {

@@ -14,6 +14,7 @@ mod channel;
 mod configure;
 mod files;
 pub mod init;
+mod lane;
 pub mod log;
 mod machine;
 mod ports;

@@ -192,7 +192,7 @@ async fn a_tree_survives_the_way_out_and_in_again() {
     symlink("x".repeat(150), from.join("link")).unwrap();
     std::os::unix::fs::chown(from.join("hard"), Some(3_000_000_000), Some(5)).unwrap();
     rustix::fs::setxattr(from.join("hard"), "user.note", b"value", rustix::fs::XattrFlags::empty()).unwrap();
-    let request = ReadArchiveRequest { path: bytes(&from), follow_link: false };
+    let request = ReadArchiveRequest { path: bytes(&from), ..Default::default() };
     let mut stream = host.files().read_archive(request).await.unwrap().into_inner();
     let mut archive = Vec::new();
     while let Some(chunk) = stream.message().await.unwrap() {

@@ -16,6 +16,11 @@ impl Layout {
         self.runtime.join("owner.sock")
     }
 
+    /// Where the owner gives lanes to clients: see `imp_protocol::lane`.
+    pub fn lane_socket(&self) -> PathBuf {
+        self.runtime.join("lanes.sock")
+    }
+
     /// Held by the one owner that lives.
     pub fn lock(&self) -> PathBuf {
         self.runtime.join("owner.lock")

@@ -4,6 +4,7 @@ mod attach;
 mod candidates;
 pub mod client;
 mod idle;
+mod lane;
 pub mod layout;
 mod log;
 mod proxy;

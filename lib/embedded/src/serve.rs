@@ -27,7 +27,7 @@ use crate::layout::{Layout, make_private};
 use crate::log::BoundedLog;
 use crate::server::Server;
 use crate::under_way::UnderWay;
-use crate::{idle, proxy};
+use crate::{idle, lane, proxy};
 
 /// How long a client may stay silent after it has connected.
 const FIRST_WORD: Duration = Duration::from_secs(10);
@@ -117,7 +117,8 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
         bridge: settings.bridge.clone(),
     })
     .await?;
-    let listener = listen(layout)?;
+    let lanes = listen(layout.lane_socket())?;
+    let listener = listen(layout.socket())?;
     let (ending, end) = watch::channel(false);
     let ending = Arc::new(ending);
     let under_way = UnderWay::new(Arc::clone(&ending));
@@ -139,6 +140,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     let mut connections = JoinSet::new();
     // Ends with the counting.
     tokio::spawn(idle::rest(clients.clone()));
+    let lanes = connections.spawn(lane::serve(lanes, runtime.clone()));
     let idle = idle::idle(&runtime, clients, settings.idle_after);
     tokio::pin!(idle);
     let mut told = end.clone();
@@ -154,7 +156,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             },
-            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            Some(_) = connections.join_next() => {}
             () = &mut idle => break,
             _ = terminate.recv() => break,
             _ = told.wait_for(|told| *told) => break,
@@ -162,8 +164,10 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     }
     tracing::info!("ending");
     drop(listener);
-    // With the lock held, the socket is still ours.
+    lanes.abort();
+    // With the lock held, the sockets are still ours.
     let _ = std::fs::remove_file(layout.socket());
+    let _ = std::fs::remove_file(layout.lane_socket());
     under_way.finish().await;
     let finish = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(LAST_WORDS, finish).await;
@@ -190,8 +194,7 @@ fn lock(layout: &Layout) -> Result<File, Error> {
     }
 }
 
-fn listen(layout: &Layout) -> Result<UnixListener, Error> {
-    let path = layout.socket();
+fn listen(path: PathBuf) -> Result<UnixListener, Error> {
     let failed = |source| Error::Listen { path: path.clone(), source };
     match std::fs::remove_file(&path) {
         // Left by an owner that was killed.
@@ -233,21 +236,28 @@ impl Drop for Client {
 }
 
 async fn one_client(stream: UnixStream, routes: Routes, _client: Client) {
-    match stream.peer_cred() {
-        Ok(peer) if peer.uid() == rustix::process::geteuid().as_raw() => {}
-        Ok(peer) => {
-            tracing::warn!(uid = peer.uid(), "a stranger connected");
-            return;
-        }
-        Err(error) => {
-            tracing::warn!(%error, "a client without credentials");
-            return;
-        }
+    if !is_user(&stream) {
+        return;
     }
     if tokio::time::timeout(FIRST_WORD, stream.readable()).await.is_err() {
         return;
     }
     if let Err(error) = connection::serve(stream, routes).await {
         tracing::debug!(%error, "a connection ended");
+    }
+}
+
+/// Whether the other end is a process of the user whose VMs these are.
+pub(crate) fn is_user(client: &UnixStream) -> bool {
+    match client.peer_cred() {
+        Ok(peer) if peer.uid() == rustix::process::geteuid().as_raw() => true,
+        Ok(peer) => {
+            tracing::warn!(uid = peer.uid(), "a stranger connected");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a client without credentials");
+            false
+        }
     }
 }

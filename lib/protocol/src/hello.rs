@@ -28,8 +28,16 @@ const MOST_NOISE: usize = 16 << 20;
 pub struct Peer {
     /// Newest version that both sides speak.
     pub version: u32,
-    /// Software version of the agent; empty on the guest's side of the greeting.
+    /// Software version of the agent.
     pub software: String,
+}
+
+/// What the host said of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Host {
+    /// Newest version that both sides speak.
+    pub version: u32,
+    pub nonce: u64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -116,7 +124,7 @@ where
 }
 
 /// Waits for a host's greeting and answers it.
-pub async fn answer<S>(channel: &mut S, ours: Versions, software: &str) -> Result<Peer, Error>
+pub async fn answer<S>(channel: &mut S, ours: Versions, software: &str) -> Result<Host, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -129,7 +137,7 @@ where
         channel.write_all(line.as_bytes()).await?;
         channel.flush().await?;
         let version = ours.agree(greeting.versions, Side::Host)?;
-        return Ok(Peer { version, software: String::new() });
+        return Ok(Host { version, nonce: greeting.nonce });
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod causes;
 pub mod connection;
 pub mod hello;
+pub mod lane;
 pub mod process;
 pub mod signal;
 

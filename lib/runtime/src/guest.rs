@@ -24,10 +24,12 @@ use crate::vmm::{self, Machine};
 use crate::{network, random};
 
 mod archive;
+mod lane;
 mod main_process;
 mod pack;
 
 pub(crate) use archive::copy_in;
+pub use lane::Lane;
 pub(crate) use main_process::{Heard, MAIN, Request, follow};
 
 /// First time that an agent gets to answer a greeting; doubled for each further one. A channel that was just opened may
@@ -42,7 +44,7 @@ const CALL: Duration = Duration::from_secs(20);
 const LAST_GRACE: Duration = Duration::from_secs(2);
 
 /// A guest's connection, held for a client: see [`crate::Runtime::connection`].
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct GuestHold {
     connection: Connection,
     _token: TaskTrackerToken,

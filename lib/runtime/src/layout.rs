@@ -159,6 +159,10 @@ impl VmLayout {
         self.runtime.join("channel.sock")
     }
 
+    pub(crate) fn lane_socket(&self) -> PathBuf {
+        self.runtime.join("lane.sock")
+    }
+
     pub(crate) fn console_socket(&self) -> PathBuf {
         self.runtime.join("console.sock")
     }

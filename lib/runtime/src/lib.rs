@@ -26,7 +26,7 @@ mod vmm;
 
 pub use admission::{Machine, Refusal};
 pub use doctor::{Check, Verdict, examine};
-pub use guest::GuestHold;
+pub use guest::{GuestHold, Lane};
 pub use id::{NotAVmId, VmId};
 pub use logs::{LogEnd, LogEntry, LogQuery, LogReader, LogStream};
 pub use network::Refused as NetworkRefused;

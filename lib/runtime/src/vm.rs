@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use imp_protocol::connection::Connection;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -54,6 +54,8 @@ pub(crate) enum Message {
     Launched(Process, Box<BootConfig>, Vec<NotEnforced>),
     Attached(Arc<dyn Machine>),
     Answered(Connection, AgentFacts, Channel),
+    /// Somebody wants to use the machine's lane.
+    Machine(oneshot::Sender<Arc<dyn Machine>>),
     /// Forget the VM, if nothing of it runs.
     Remove(oneshot::Sender<Result<(), NotRemoved>>),
 }
@@ -86,6 +88,8 @@ pub(crate) struct Handle {
     pub log: watch::Receiver<u64>,
     /// Who holds the connection.
     pub holders: TaskTracker,
+    /// One permit: the lane has one user at a time.
+    pub lane: Arc<Semaphore>,
     /// Memory that is promised while the VM lives.
     pub memory: u64,
 }
@@ -135,6 +139,7 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
         connection: connection_receiver,
         log: log_receiver,
         holders: holders.clone(),
+        lane: Arc::new(Semaphore::new(1)),
         memory,
     };
     let log = (!matches!(phase, Phase::Stopped { .. })).then(|| Arc::new(log));
@@ -279,6 +284,8 @@ impl Vm {
                 };
                 return self.happened(input).await;
             }
+            // Without a machine the answer is dropped, and that is one.
+            Message::Machine(answer) => drop(self.machine.clone().map(|machine| answer.send(machine))),
             Message::Remove(answer) => match self.remove().await {
                 Ok(()) => {
                     let _ = answer.send(Ok(()));

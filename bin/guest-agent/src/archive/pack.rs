@@ -14,7 +14,7 @@ use tar::EntryType;
 
 use super::header::{Described, padding, write_end};
 use super::shown;
-use crate::files::{CHUNK, Error, Pieces};
+use crate::files::{CHUNK, Error, Pieces, Spare};
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -37,7 +37,7 @@ pub(super) trait Output: Write {
 
 /// `name` is that of a single file; members of a directory have their names below it.
 pub(super) fn pack(path: &Path, name: &[u8], output: &mut impl Output) -> Result<(), Error> {
-    let mut packer = Packer { output, linked: HashMap::new(), top: path };
+    let mut packer = Packer { output, linked: HashMap::new(), top: path, spare: Spare::default() };
     let failed = || Error::errno("cannot archive", path);
     let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map_err(failed())?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
@@ -57,6 +57,7 @@ struct Packer<'a, O> {
     /// First name of each file that has several.
     linked: HashMap<(u64, u64), Vec<u8>>,
     top: &'a Path,
+    spare: Spare,
 }
 
 struct Level {
@@ -157,7 +158,7 @@ impl<O: Output> Packer<'_, O> {
         described.write(self.output).map_err(Error::Archive)?;
         // The header has promised this many bytes, whatever happens to the file meanwhile.
         let mut left = described.size;
-        let mut pieces = Pieces::new(file, 0, left);
+        let mut pieces = Pieces::new(file, 0, left, self.spare.clone());
         while left > 0 {
             let read = pieces.next(left).map_err(|error| self.failed(described.name, error))?;
             if read.is_empty() {

@@ -47,7 +47,27 @@ impl Port {
         Ok(Self { device, input, output, greeting: Mutex::default() })
     }
 
-    fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    /// What one read of the device gives; nothing when the host has hung up.
+    pub(crate) fn poll_read(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            match reading::behind_filled(&self.device, buffer, MOST_AT_ONCE) {
+                Ok(count) => {
+                    buffer.initialize_unfilled_to(count);
+                    buffer.advance(count);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(Errno::AGAIN) => ready!(self.input.poll_change(context))?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    pub(crate) fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             match rustix::io::write(&self.device, bytes) {
                 Ok(count) => return Poll::Ready(Ok(count)),

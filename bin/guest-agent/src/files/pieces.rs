@@ -4,6 +4,7 @@
 //! what the guest's programs have in it.
 
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use imp_sys::reading;
@@ -16,11 +17,54 @@ use super::content::ALIGNMENT;
 /// Bytes that are read at once: whole chunks.
 const PIECE: usize = 4 * CHUNK;
 
+/// Memories that wait for their next use.
+const MOST_SPARE: usize = 2;
+
+/// Memory of pieces that nobody holds any more, for the next ones: fresh memory costs a fault and a clearing for each page,
+/// more than the disk does.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Spare(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Spare {
+    fn take(&self) -> Vec<u8> {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        memory.clear();
+        memory
+    }
+
+    fn give_back(&self, memory: Vec<u8>) {
+        let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < MOST_SPARE {
+            spare.push(memory);
+        }
+    }
+}
+
+/// A piece while somebody holds it.
+struct Lent {
+    memory: Vec<u8>,
+    start: usize,
+    spare: Spare,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.memory.get(self.start..).unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.spare.give_back(std::mem::take(&mut self.memory));
+    }
+}
+
 /// A file that is read from where it stands.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     file: OwnedFd,
     way: Way,
+    spare: Spare,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +75,8 @@ enum Way {
 
 impl Pieces {
     /// `position`: where the file stands. `size`: what is expected behind that.
-    pub(crate) fn new(file: OwnedFd, position: u64, size: u64) -> Self {
-        let mut pieces = Self { file, way: Way::Cached };
+    pub(crate) fn new(file: OwnedFd, position: u64, size: u64, spare: Spare) -> Self {
+        let mut pieces = Self { file, way: Way::Cached, spare };
         let is_aligned = position.is_multiple_of(ALIGNMENT as u64);
         // A file system that cannot do it says so.
         if size >= PIECE as u64 && is_aligned && pieces.set_direct(OFlags::DIRECT).is_ok() {
@@ -47,7 +91,8 @@ impl Pieces {
         if wanted == 0 {
             return Ok(Bytes::new());
         }
-        let mut memory = Vec::<u8>::with_capacity(ALIGNMENT + wanted.next_multiple_of(ALIGNMENT));
+        let mut memory = self.spare.take();
+        memory.reserve_exact(ALIGNMENT + wanted.next_multiple_of(ALIGNMENT));
         let start = memory.as_ptr().align_offset(ALIGNMENT);
         memory.resize(start, 0);
         let count = loop {
@@ -64,7 +109,7 @@ impl Pieces {
             self.stop_direct()?;
         }
         memory.truncate(start + wanted);
-        Ok(Bytes::from(memory).split_off(start))
+        Ok(Bytes::from_owner(Lent { memory, start, spare: self.spare.clone() }))
     }
 
     fn stop_direct(&mut self) -> Result<(), Errno> {
@@ -98,7 +143,7 @@ mod tests {
         let mut file = path.reopen().unwrap();
         let size = file.metadata().unwrap().len() - from;
         file.seek(SeekFrom::Start(from)).unwrap();
-        let mut pieces = Pieces::new(file.into(), from, size.min(most));
+        let mut pieces = Pieces::new(file.into(), from, size.min(most), Spare::default());
         let mut all = Vec::new();
         loop {
             let piece = pieces.next(most - all.len() as u64).unwrap();
@@ -131,7 +176,7 @@ mod tests {
     fn what_is_put_behind_the_end_is_read_too() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&vec![1; PIECE + 10]).unwrap();
-        let mut pieces = Pieces::new(file.reopen().unwrap().into(), 0, PIECE as u64 + 10);
+        let mut pieces = Pieces::new(file.reopen().unwrap().into(), 0, PIECE as u64 + 10, Spare::default());
         assert_eq!(pieces.next(u64::MAX).unwrap().len(), PIECE);
         assert_eq!(pieces.next(u64::MAX).unwrap().len(), 10);
         file.write_all(b"more").unwrap();

@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 use super::attributes::{self, Attributes, NewAttributes};
 use super::content::{Content, Piece, Zeros};
 use super::error::Error;
-use super::pieces::Pieces;
+use super::pieces::{Pieces, Spare};
 use super::rename::temporary_beside;
 
 /// A file that is read.
@@ -40,7 +40,8 @@ impl Source {
         }
         let left = if length == 0 { u64::MAX } else { length };
         let size = file.metadata().map_or(0, |metadata| metadata.len());
-        let pieces = Pieces::new(file.into(), offset, size.saturating_sub(offset).min(left));
+        let pieces =
+            Pieces::new(file.into(), offset, size.saturating_sub(offset).min(left), Spare::default());
         Ok(Self { path, pieces, left })
     }
 

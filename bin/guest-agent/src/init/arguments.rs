@@ -40,7 +40,10 @@ pub(crate) fn words(
     power_off: PowerOff,
 ) -> Vec<String> {
     let channel = match channel {
-        Endpoint::Port(port) => format!("port:{}", port.as_raw_fd()),
+        Endpoint::Port { channel, lane: None } => format!("port:{}", channel.as_raw_fd()),
+        Endpoint::Port { channel, lane: Some(lane) } => {
+            format!("ports:{},{}", channel.as_raw_fd(), lane.as_raw_fd())
+        }
         Endpoint::Vsock(port) => format!("vsock:{port}"),
     };
     let mut words = vec![SERVE.to_owned(), channel, cgroups.to_owned(), supervisor.to_string()];
@@ -62,7 +65,11 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments
     let power_off = PowerOff::parse(&power_off).ok_or(Error::Unknown(power_off))?;
     let scratch = words.next().map(|fd| take(&fd)).transpose()?;
     let channel = match channel.split_once(':') {
-        Some(("port", fd)) => Endpoint::Port(take(fd)?),
+        Some(("port", fd)) => Endpoint::Port { channel: take(fd)?, lane: None },
+        Some(("ports", fds)) => match fds.split_once(',') {
+            Some((port, lane)) => Endpoint::Port { channel: take(port)?, lane: Some(take(lane)?) },
+            None => return Err(Error::Unknown(channel)),
+        },
         Some(("vsock", port)) => Endpoint::Vsock(port.parse().map_err(|_| Error::Unknown(channel.clone()))?),
         _ => return Err(Error::Unknown(channel)),
     };

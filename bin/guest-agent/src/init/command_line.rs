@@ -19,6 +19,8 @@ pub(crate) struct CommandLine {
     /// The VM's private disk.
     pub(crate) scratch: PathBuf,
     pub(crate) channel: ChannelName,
+    /// Name of the virtio-serial port that is the lane, where there is one.
+    pub(crate) lane: Option<String>,
     /// How the machine ends, where the VMM wants something else than what the firmware offers: `imp.end=restart`.
     pub(crate) power_off: Option<PowerOff>,
 }
@@ -53,7 +55,8 @@ impl CommandLine {
             Ok(way) => Some(PowerOff::parse(way).ok_or_else(|| wrong("end", way))?),
             Err(_) => None,
         };
-        Ok(Self { base: device("base")?, scratch: device("scratch")?, channel, power_off })
+        let lane = value("lane").ok().map(str::to_owned);
+        Ok(Self { base: device("base")?, scratch: device("scratch")?, channel, lane, power_off })
     }
 }
 
@@ -68,6 +71,9 @@ mod tests {
         assert_eq!(parsed.base, PathBuf::from("/dev/vda"));
         assert_eq!(parsed.scratch, PathBuf::from("/dev/vdb"));
         assert_eq!((parsed.channel, parsed.power_off), (ChannelName::Port("imp.agent.0".into()), None));
+        assert_eq!(parsed.lane, None);
+        let text = "imp.base=/a imp.scratch=/b imp.channel=x imp.lane=imp.lane.0";
+        assert_eq!(CommandLine::parse(text).unwrap().lane.as_deref(), Some("imp.lane.0"));
         let text = "imp.base=/a imp.scratch=/b imp.channel=vsock:10000 imp.end=restart";
         let parsed = CommandLine::parse(text).unwrap();
         assert_eq!((parsed.channel, parsed.power_off), (ChannelName::Vsock(10_000), Some(PowerOff::Restart)));

@@ -122,8 +122,9 @@ fn start(channel: &Endpoint, scratch: &OwnedFd, power_off: PowerOff) -> Result<R
     let keep = |keep: FdFlags| -> rustix::io::Result<()> {
         fcntl_setfd(scratch, keep)?;
         fcntl_setfd(&theirs, keep)?;
-        if let Endpoint::Port(port) = channel {
-            fcntl_setfd(port, keep)?;
+        if let Endpoint::Port { channel, lane } = channel {
+            fcntl_setfd(channel, keep)?;
+            lane.as_ref().map_or(Ok(()), |lane| fcntl_setfd(lane, keep))?;
         }
         Ok(())
     };

@@ -25,6 +25,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Host {
     connection: Connection,
     cgroups: Option<std::path::PathBuf>,
+    agent: std::sync::Arc<Agent>,
 }
 
 impl Host {
@@ -38,7 +39,16 @@ impl Host {
         let (host, guest) = tokio::net::UnixStream::pair().unwrap();
         tokio::spawn(connection::serve_guest(guest, agent.routes(), "test"));
         let (connection, _) = connection::connect(host, 1).await.unwrap();
-        Self { connection, cgroups }
+        Self { connection, cgroups, agent }
+    }
+
+    /// The host's end of a lane of its own.
+    pub(crate) fn lane(&self) -> std::os::unix::net::UnixStream {
+        let (host, guest) = std::os::unix::net::UnixStream::pair().unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let agent = std::sync::Arc::clone(&self.agent);
+        tokio::spawn(async move { agent.serve_lane(guest.into()).await });
+        host
     }
 
     pub(crate) fn processes(&self) -> ProcessesClient<Connection> {

@@ -10,17 +10,18 @@ mod unpack;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::OpenArchive;
+use imp_protocol::lane::Lane;
+use imp_runtime::VmId;
 use left_out::LeftOut;
 use plan::Placement;
 
-use crate::commands::exec::guest;
 use crate::context::Context;
 use crate::exit::{Outcome, own_output};
 
@@ -68,12 +69,10 @@ impl Cp {
         context.block_on(async {
             match ends {
                 (End::Vm { vm, path }, here @ (End::Local(_) | End::Stream)) => {
-                    let connection = guest(&context.owner().await?, &vm).await?;
-                    out_of(connection, &path, here, owners, links).await
+                    out_of(Vm::find(context, &vm).await?, &path, here, owners, links).await
                 }
                 (here @ (End::Local(_) | End::Stream), End::Vm { vm, path }) => {
-                    let connection = guest(&context.owner().await?, &vm).await?;
-                    into(connection, here, &path, owners, links).await
+                    into(Vm::find(context, &vm).await?, here, &path, owners, links).await
                 }
                 (End::Vm { .. }, End::Vm { .. }) => {
                     bail!("copying from VM to VM takes a pipe: `imp cp ONE:PATH - | imp cp - OTHER:PATH`")
@@ -84,6 +83,32 @@ impl Cp {
             }
         })??;
         Ok(0)
+    }
+}
+
+/// The VM of a copy.
+struct Vm {
+    connection: Connection,
+    id: VmId,
+    lanes: PathBuf,
+}
+
+impl Vm {
+    async fn find(context: &Context, name: &str) -> anyhow::Result<Self> {
+        let owner = context.owner().await?;
+        let id = owner.inspect(name).await?.id;
+        Ok(Self { connection: owner.guest(&id), id, lanes: context.settings.layout.lane_socket() })
+    }
+
+    /// The way past HTTP/2, if it is there and free.
+    async fn lane(&self) -> Option<Lane> {
+        let (lanes, id) = (self.lanes.clone(), self.id.clone());
+        tokio::task::spawn_blocking(move || Lane::ask(&lanes, id.as_str())).await.ok()?.ok()
+    }
+
+    async fn write(self, open: OpenArchive, packed: streams::Packed) -> anyhow::Result<LeftOut> {
+        let lane = self.lane().await;
+        streams::write(self.connection, lane, open, packed).await
     }
 }
 
@@ -117,15 +142,10 @@ impl End {
     }
 }
 
-async fn out_of(
-    connection: Connection,
-    path: &OsStr,
-    destination: End,
-    owners: Owners,
-    links: Links,
-) -> anyhow::Result<()> {
-    let (source, attributes) = place::source_in_vm(&connection, path, links).await?;
-    let chunks = streams::read(connection, path, links).await?;
+async fn out_of(vm: Vm, path: &OsStr, destination: End, owners: Owners, links: Links) -> anyhow::Result<()> {
+    let (source, attributes) = place::source_in_vm(&vm.connection, path, links).await?;
+    let lane = vm.lane().await;
+    let chunks = streams::read(vm.connection, lane, path, links).await?;
     let sockets = chunks.left_out();
     let End::Local(destination) = destination else {
         if crate::terminal::is_terminal(io::stdout()) {
@@ -138,7 +158,8 @@ async fn out_of(
     };
     let placement = plan::plan(&source, &place::destination_here(&destination))?;
     let unpack = move || -> anyhow::Result<LeftOut> {
-        match &placement {
+        let mut archive = chunks.into_reader();
+        let left_out = match &placement {
             Placement::Contents { directory } => {
                 // Nobody else's until it has the mode of its source.
                 let own = match std::fs::DirBuilder::new().mode(0o700).create(directory) {
@@ -148,12 +169,14 @@ async fn out_of(
                         return Err(error).with_context(|| format!("cannot make {}", directory.display()));
                     }
                 };
-                Ok(unpack::unpack(chunks.into_reader(), directory, unpack::Into::Tree(own), owners)?)
+                unpack::unpack(&mut archive, directory, unpack::Into::Tree(own), owners)?
             }
             Placement::Entry { directory, name } => {
-                Ok(unpack::unpack(chunks.into_reader(), directory, unpack::Into::Entry(name), owners)?)
+                unpack::unpack(&mut archive, directory, unpack::Into::Entry(name), owners)?
             }
-        }
+        };
+        streams::finish(&mut archive).context("the VM has not finished the archive")?;
+        Ok(left_out)
     };
     let left_out = tokio::task::spawn_blocking(unpack).await??;
     sockets.lock().unwrap_or_else(PoisonError::into_inner).warn();
@@ -164,20 +187,13 @@ async fn out_of(
     Ok(())
 }
 
-async fn into(
-    connection: Connection,
-    source: End,
-    path: &OsStr,
-    owners: Owners,
-    links: Links,
-) -> anyhow::Result<()> {
-    let destination = place::destination_in_vm(&connection, path).await?;
+async fn into(vm: Vm, source: End, path: &OsStr, owners: Owners, links: Links) -> anyhow::Result<()> {
+    let destination = place::destination_in_vm(&vm.connection, path).await?;
     let End::Local(source) = source else {
         if destination.kind != plan::Kind::Directory {
             bail!("{} is no directory of the VM; an archive is unpacked in one", Path::new(path).display());
         }
-        let packed = streams::Packed::Stdin;
-        return streams::write(connection, open(&destination.path, owners), packed).await.map(drop);
+        return vm.write(open(&destination.path, owners), streams::Packed::Stdin).await.map(drop);
     };
     let (source, facts) = place::source_here(&source, links)?;
     match plan::plan(&facts, &destination)? {
@@ -185,11 +201,11 @@ async fn into(
             let is_there = destination.kind == plan::Kind::Directory && directory == destination.path;
             let top = if is_there { streams::Top::AsItIs } else { streams::Top::AsSource };
             let packed = streams::Packed::Directory { directory: source, top };
-            streams::write(connection, open(&directory, owners), packed).await?.warn();
+            vm.write(open(&directory, owners), packed).await?.warn();
         }
         Placement::Entry { directory, name } => {
             let packed = streams::Packed::Entry { source, name };
-            let left_out = streams::write(connection, open(&directory, owners), packed).await?;
+            let left_out = vm.write(open(&directory, owners), packed).await?;
             left_out.warn();
             if left_out.is_something() {
                 bail!("nothing was copied");
@@ -211,6 +227,7 @@ fn open(directory: &Path, owners: Owners) -> OpenArchive {
         gid: root,
         then_read_only: false,
         read_only_name: bytes::Bytes::new(),
+        lane: None,
     }
 }
 

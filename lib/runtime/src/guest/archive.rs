@@ -30,6 +30,7 @@ pub(crate) async fn copy_in(connection: &Connection, mount: &CopiedMount) -> Res
         gid: None,
         then_read_only: mount.access == MountAccess::ReadOnly,
         read_only_name: place.name.map(|name| Bytes::copy_from_slice(name.as_bytes())).unwrap_or_default(),
+        lane: None,
     };
     // Room for it: the queue is empty.
     let _ = sender.try_send(WriteArchiveInput { input: Some(write_archive_input::Input::Open(open)) });

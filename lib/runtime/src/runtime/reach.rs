@@ -1,12 +1,16 @@
 //! The way to a guest, while it is there and when it comes back.
 
+use std::sync::Arc;
+
 use imp_protocol::connection::Connection;
+use tokio::sync::oneshot;
 
 use super::{Error, Runtime};
-use crate::guest::GuestHold;
+use crate::guest::{GuestHold, Lane};
 use crate::id::VmId;
 use crate::logs;
 use crate::status::State;
+use crate::vm::Message;
 
 impl Runtime {
     /// The connection to the guest agent. While the answer is held, a VM whose main process has ended waits (a few
@@ -42,6 +46,20 @@ impl Runtime {
             // Its task has ended, and its VM with it.
             changed.map_err(|_| Error::NotReachable { id: id.clone(), state: State::Stopped })?;
         }
+    }
+
+    /// The lane of a VM: see [`Lane`]. None: it has none, or somebody else uses it.
+    pub async fn lane(&self, id: &VmId) -> Result<Option<Lane>, Error> {
+        let handle = self.handle(id)?;
+        let Ok(only) = Arc::clone(&handle.lane).try_acquire_owned() else { return Ok(None) };
+        let guest = self.connection(id).await?;
+        let (answer, machine) = oneshot::channel();
+        handle.messages.send(Message::Machine(answer)).map_err(|_| Error::Ended)?;
+        let Ok(machine) = machine.await else { return Ok(None) };
+        Ok(Lane::open(machine.as_ref(), guest, only).await.unwrap_or_else(|error| {
+            tracing::warn!(vm = %id, %error, "the lane cannot be used");
+            None
+        }))
     }
 
     /// Position in the main process's whole output up to which it has been recorded.

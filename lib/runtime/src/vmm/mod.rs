@@ -110,6 +110,12 @@ pub(crate) trait Machine: Send + Sync {
     /// reached before gets `patience` to take the connection.
     fn connect_channel(&self, patience: Duration) -> BoxFuture<'_, Result<UnixStream, Error>>;
 
+    /// A new stream to the guest's lane, if the machine has one; there is one at a time. Whoever listens in the guest need not
+    /// have noticed that the one before has ended.
+    fn connect_lane(&self) -> BoxFuture<'_, Result<Option<UnixStream>, Error>> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// Stops the guest between two instructions.
     #[cfg_attr(
         not(test),

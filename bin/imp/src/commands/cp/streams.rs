@@ -12,6 +12,7 @@ use imp_embedded::client;
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::files_client::FilesClient;
 use imp_protocol::guest::{OpenArchive, ReadArchiveRequest, WriteArchiveInput, write_archive_input};
+use imp_protocol::lane::{self, Lane};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -22,25 +23,36 @@ use super::pack::Packer;
 
 /// Largest piece that is sent at once.
 const CHUNK: usize = 256 << 10;
+/// Bytes behind the end of an archive that are passed over.
+const MOST_PADDING: u64 = 1 << 20;
 /// Pieces on their way.
 const QUEUE: usize = 4;
 
 /// An archive that comes from a VM.
 pub(super) struct Chunks {
+    /// What the messages of the call hold: nothing, when there is a lane.
     data: mpsc::Receiver<Result<Bytes, Status>>,
+    lane: Option<Lane>,
     left_out: Arc<Mutex<LeftOut>>,
 }
 
-pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> anyhow::Result<Chunks> {
+pub(super) async fn read(
+    connection: Connection,
+    lane: Option<Lane>,
+    path: &OsStr,
+    links: Links,
+) -> anyhow::Result<Chunks> {
     let request = ReadArchiveRequest {
         path: Bytes::copy_from_slice(path.as_bytes()),
         follow_link: links == Links::Followed,
+        lane: lane.as_ref().map(Lane::number),
     };
     let answer = FilesClient::new(connection).read_archive(request).await;
     let mut stream = answer.map_err(client::Error::from)?.into_inner();
     let (sender, data) = mpsc::channel(QUEUE);
     let left_out = Arc::<Mutex<LeftOut>>::default();
     let sockets = Arc::clone(&left_out);
+    let watched = lane.clone();
     tokio::spawn(async move {
         loop {
             let chunk = match stream.message().await {
@@ -49,10 +61,23 @@ pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> 
                     for name in chunk.left_out {
                         sockets.add(Path::new(OsStr::from_bytes(&name)), "a socket");
                     }
+                    if chunk.data.is_empty() {
+                        continue;
+                    }
                     Ok(chunk.data)
                 }
-                Ok(None) => return,
-                Err(status) => Err(status),
+                Ok(None) => {
+                    if let Some(lane) = watched {
+                        lane.call_ended();
+                    }
+                    return;
+                }
+                Err(status) => {
+                    if let Some(lane) = &watched {
+                        lane.hang_up();
+                    }
+                    Err(status)
+                }
             };
             let failed = chunk.is_err();
             if sender.send(chunk).await.is_err() || failed {
@@ -60,7 +85,7 @@ pub(super) async fn read(connection: Connection, path: &OsStr, links: Links) -> 
             }
         }
     });
-    Ok(Chunks { data, left_out })
+    Ok(Chunks { data, lane, left_out })
 }
 
 impl Chunks {
@@ -70,20 +95,62 @@ impl Chunks {
     }
 
     /// For a thread that may block.
-    pub(super) fn into_reader(self) -> impl Read {
-        Reader { chunks: self, current: Bytes::new() }
+    pub(super) fn into_reader(self) -> Box<dyn Read> {
+        match self.lane {
+            Some(lane) => Box::new(LaneReader { lane, chunks: None, call: self.data }),
+            None => Box::new(Reader { data: self.data, current: Bytes::new() }),
+        }
+    }
+}
+
+/// Reads what is behind an archive: then all that is said about it has been heard.
+pub(super) fn finish(archive: &mut impl Read) -> io::Result<()> {
+    io::copy(&mut archive.take(MOST_PADDING), &mut io::sink()).map(drop)
+}
+
+/// An archive on a lane; what the call says is what counts.
+struct LaneReader {
+    lane: Lane,
+    /// Once the guest has taken the lane.
+    chunks: Option<lane::Reader<Lane>>,
+    call: mpsc::Receiver<Result<Bytes, Status>>,
+}
+
+impl LaneReader {
+    fn chunk(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.chunks.is_none() {
+            self.lane.taken()?;
+        }
+        self.chunks.get_or_insert_with(|| lane::Reader::new(self.lane.clone())).read(buffer)
+    }
+}
+
+impl Read for LaneReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.chunk(buffer);
+        if matches!(read, Ok(count) if count > 0) || buffer.is_empty() {
+            return read;
+        }
+        if read.is_err() {
+            self.lane.hang_up();
+        }
+        match self.call.blocking_recv() {
+            Some(Err(status)) => Err(io::Error::other(client::Error::from(status))),
+            Some(Ok(_)) => Err(io::ErrorKind::InvalidData.into()),
+            None => read,
+        }
     }
 }
 
 struct Reader {
-    chunks: Chunks,
+    data: mpsc::Receiver<Result<Bytes, Status>>,
     current: Bytes,
 }
 
 impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
-            match self.chunks.data.blocking_recv() {
+            match self.data.blocking_recv() {
                 Some(Ok(chunk)) => self.current = chunk,
                 Some(Err(status)) => return Err(io::Error::other(client::Error::from(status))),
                 None => return Ok(0),
@@ -117,22 +184,46 @@ pub(super) enum Top {
 /// Sends an archive to a VM; returns when all of it is in its place, with what is not in it.
 pub(super) async fn write(
     connection: Connection,
+    lane: Option<Lane>,
     open: OpenArchive,
     packed: Packed,
 ) -> anyhow::Result<LeftOut> {
     let (sender, receiver) = mpsc::channel(QUEUE);
+    let open = OpenArchive { lane: lane.as_ref().map(Lane::number), ..open };
     let open = WriteArchiveInput { input: Some(write_archive_input::Input::Open(open)) };
     sender.send(open).await.context("the archive cannot be sent")?;
-    let packing = tokio::task::spawn_blocking(move || pack(packed, sender));
+    let sending = lane.clone();
+    let packing = tokio::task::spawn_blocking(move || match sending {
+        Some(lane) => pack_to_lane(packed, lane),
+        None => pack(packed, Writer(sender)),
+    });
     // An archive that is torn here lacks its end, and the guest says so; what tore it is the better reason.
     let written = FilesClient::new(connection).write_archive(ReceiverStream::new(receiver)).await;
+    if let Some(lane) = &lane {
+        lane.hang_up();
+    }
     let left_out = packing.await??;
     written.map_err(client::Error::from)?;
     Ok(left_out)
 }
 
-fn pack(packed: Packed, sender: mpsc::Sender<WriteArchiveInput>) -> anyhow::Result<LeftOut> {
-    let mut output = io::BufWriter::with_capacity(CHUNK, Writer(sender));
+fn pack_to_lane(packed: Packed, mut lane: Lane) -> anyhow::Result<LeftOut> {
+    // A call that does not take the lane says itself why.
+    if lane.taken().is_err() {
+        return Ok(LeftOut::default());
+    }
+    let mut chunks = lane::Writer::new(lane.clone());
+    let packed = pack(packed, &mut chunks);
+    match &packed {
+        Ok(_) => chunks.finish().or_else(ended_by_guest)?,
+        // Without its end the guest does not take it for a whole one.
+        Err(_) => lane.hang_up(),
+    }
+    packed
+}
+
+fn pack(packed: Packed, output: impl Write) -> anyhow::Result<LeftOut> {
+    let mut output = io::BufWriter::with_capacity(CHUNK, output);
     match packed {
         Packed::Stdin => {
             let copied = io::copy(&mut io::stdin().lock(), &mut output).and_then(|_| output.flush());

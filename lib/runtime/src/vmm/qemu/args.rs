@@ -19,17 +19,20 @@ pub(super) struct Host {
     pub tsc_khz: Option<u64>,
 }
 
-/// Descriptors that QEMU inherits, by number: three listening sockets, and what the network is attached to.
+/// Descriptors that QEMU inherits, by number: four listening sockets, and what the network is attached to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Descriptors {
     pub monitor: RawFd,
     pub channel: RawFd,
+    pub lane: RawFd,
     pub console: RawFd,
     pub network: Option<RawFd>,
 }
 
 /// Name of the channel in the guest.
 const CHANNEL: &str = "imp.agent.0";
+/// Name of the lane in the guest.
+const LANE: &str = "imp.lane.0";
 
 /// The name of the process, which no other has.
 pub(super) fn name(id: &str) -> String {
@@ -72,6 +75,8 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
         "-device",
         format!("virtserialport,bus=serial0.0,nr=1,chardev=channel,name={CHANNEL},id=channel0"),
     );
+    args.pair("-chardev", format!("socket,id=lane,fd={},server=on,wait=off", fds.lane));
+    args.pair("-device", format!("virtserialport,bus=serial0.0,nr=2,chardev=lane,name={LANE},id=lane0"));
 
     drives(&mut args, &boot.drives, boot.drive_limit);
     if let (Some(network), Some(fd)) = (&boot.network, fds.network) {
@@ -105,7 +110,7 @@ fn command_line(boot: &BootConfig, host: Host) -> String {
         line.push(' ');
         line.push_str(&boot.command_line);
     }
-    line.push_str(&format!(" imp.channel={CHANNEL}"));
+    line.push_str(&format!(" imp.channel={CHANNEL} imp.lane={LANE}"));
     line
 }
 
@@ -198,7 +203,8 @@ mod tests {
         }
     }
 
-    const FDS: Descriptors = Descriptors { monitor: 10, channel: 11, console: 12, network: Some(13) };
+    const FDS: Descriptors =
+        Descriptors { monitor: 10, channel: 11, lane: 14, console: 12, network: Some(13) };
     const EMULATED: Host = Host { accelerator: Accelerator::Emulation, tsc_khz: Some(2_300_000) };
 
     fn text(boot: &BootConfig, host: Host) -> Vec<String> {
@@ -215,13 +221,15 @@ mod tests {
         assert_eq!(
             values(&text(&boot(), EMULATED), "-append"),
             [
-                "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.base=/dev/vda imp.channel=imp.agent.0"
+                "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.base=/dev/vda imp.channel=imp.agent.0 imp.lane=imp.lane.0"
             ]
         );
         let kvm = Host { accelerator: Accelerator::Kvm, ..EMULATED };
         assert_eq!(
             values(&text(&boot(), kvm), "-append"),
-            ["console=ttyS0 quiet reboot=t panic=-1 imp.base=/dev/vda imp.channel=imp.agent.0"]
+            [
+                "console=ttyS0 quiet reboot=t panic=-1 imp.base=/dev/vda imp.channel=imp.agent.0 imp.lane=imp.lane.0"
+            ]
         );
         assert_eq!(values(&text(&boot(), kvm), "-accel"), ["kvm"]);
     }

@@ -31,6 +31,7 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 pub(super) fn spawn(program: &Path, host: Host, boot: &BootConfig, vm: &VmLayout) -> Result<Process, Error> {
     let monitor = listen(&vm.monitor_socket())?;
     let channel = listen(&vm.channel_socket())?;
+    let lane = listen(&vm.lane_socket())?;
     let console = listen(&vm.console_socket())?;
     let namespace = namespace(boot);
     let tap = inside(namespace, || open_tap(boot))??;
@@ -38,11 +39,12 @@ pub(super) fn spawn(program: &Path, host: Host, boot: &BootConfig, vm: &VmLayout
     let descriptors = Descriptors {
         monitor: monitor.as_raw_fd(),
         channel: channel.as_raw_fd(),
+        lane: lane.as_raw_fd(),
         console: console.as_raw_fd(),
         network: network.map(|descriptor| descriptor.as_raw_fd()),
     };
     let arguments = args::arguments(boot, host, descriptors);
-    let mut inherited = vec![monitor.as_fd(), channel.as_fd(), console.as_fd()];
+    let mut inherited = vec![monitor.as_fd(), channel.as_fd(), lane.as_fd(), console.as_fd()];
     inherited.extend(network);
     start(program, &arguments, &inherited, namespace, vm)
 }
@@ -111,18 +113,30 @@ struct QemuMachine {
     qmp: Qmp,
     console: Recorder,
     channel: std::path::PathBuf,
+    lane: std::path::PathBuf,
 }
 
 pub(super) async fn attach(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
     let console = connect(&vm.console_socket()).await?;
     let console = Recorder::start(console, vm.console(), vm.earlier_console());
     let qmp = Qmp::handshake(connect(&vm.monitor_socket()).await?).await.map_err(Error::Monitor)?;
-    Ok(Box::new(QemuMachine { process, qmp, console, channel: vm.channel_socket() }))
+    Ok(Box::new(QemuMachine { process, qmp, console, channel: vm.channel_socket(), lane: vm.lane_socket() }))
 }
 
 impl Machine for QemuMachine {
     fn connect_channel(&self, _patience: Duration) -> BoxFuture<'_, Result<UnixStream, Error>> {
         Box::pin(connect(&self.channel))
+    }
+
+    fn connect_lane(&self) -> BoxFuture<'_, Result<Option<UnixStream>, Error>> {
+        Box::pin(async {
+            match UnixStream::connect(&self.lane).await {
+                Ok(stream) => Ok(Some(stream)),
+                // Started by an owner that gave its machines none.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(source) => Err(Error::Connect { path: self.lane.clone(), source }),
+            }
+        })
     }
 
     fn pause(&self) -> BoxFuture<'_, Result<(), Error>> {
