@@ -181,7 +181,12 @@ fn a_copy_goes_around_a_lane_that_somebody_else_has() -> anyhow::Result<()> {
         anyhow::ensure!(fs::read(imp.folder().join(name))? == content, "{name} is another file");
         Ok(())
     };
-    let held = lane(&imp, &id)?;
+    // The VM is shared, and so is its lane: another test's copy may be under way.
+    let mut held = None;
+    wait_until("the lane is free", || {
+        held = lane(&imp, &id).ok();
+        Ok(held.is_some())
+    })?;
     assert!(lane(&imp, &id).is_err(), "two have the lane");
     there_and_back("around")?;
     drop(held);
