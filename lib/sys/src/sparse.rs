@@ -12,24 +12,13 @@ pub enum Error {
     Read(#[source] io::Error),
     #[error("cannot write the file")]
     Write(#[source] io::Error),
-    #[error("the copy is no longer wanted")]
-    Unwanted,
 }
 
-/// Copies a stream into a new, empty file through `buffer`, and returns its length. `goes_on` is asked before each part:
-/// the length of a hole costs its sender nothing, so a copy may go on long after the sender has left.
-pub fn copy(
-    reader: &mut impl Read,
-    file: &mut File,
-    buffer: &mut [u8],
-    mut goes_on: impl FnMut() -> bool,
-) -> Result<u64, Error> {
+/// Copies a stream into a new, empty file through `buffer`, and returns its length.
+pub fn copy(reader: &mut impl Read, file: &mut File, buffer: &mut [u8]) -> Result<u64, Error> {
     let mut length = 0;
     let mut hole = 0;
     loop {
-        if !goes_on() {
-            return Err(Error::Unwanted);
-        }
         let count = fill(reader, buffer).map_err(Error::Read)?;
         if count == 0 {
             break;
@@ -37,10 +26,10 @@ pub fn copy(
         length += count as u64;
         let mut data = buffer.get(..count).unwrap_or_default();
         while !data.is_empty() {
-            let zeros = run(data, is_zero);
-            hole += zeros as i64;
-            data = data.get(zeros..).unwrap_or_default();
-            let full = run(data, |block| !is_zero(block));
+            let empty = zeros(data, BLOCK);
+            hole += empty as i64;
+            data = data.get(empty..).unwrap_or_default();
+            let full = full(data, BLOCK);
             if full > 0 {
                 if hole > 0 {
                     file.seek(SeekFrom::Current(std::mem::take(&mut hole))).map_err(Error::Write)?;
@@ -70,13 +59,22 @@ fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// Bytes of the blocks at the beginning that are all of one kind.
-fn run(data: &[u8], kind: impl Fn(&[u8]) -> bool) -> usize {
-    data.chunks(BLOCK).take_while(|block| kind(block)).map(<[u8]>::len).sum()
+/// Bytes of the parts at the beginning that hold only zeros.
+pub fn zeros(data: &[u8], part: usize) -> usize {
+    run(data, part, is_zero)
 }
 
-fn is_zero(block: &[u8]) -> bool {
-    block.iter().all(|byte| *byte == 0)
+/// Bytes of the parts at the beginning that hold something else.
+pub fn full(data: &[u8], part: usize) -> usize {
+    run(data, part, |part| !is_zero(part))
+}
+
+fn run(data: &[u8], part: usize, kind: impl Fn(&[u8]) -> bool) -> usize {
+    data.chunks(part).take_while(|part| kind(part)).map(<[u8]>::len).sum()
+}
+
+fn is_zero(part: &[u8]) -> bool {
+    part.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]
@@ -93,7 +91,7 @@ mod tests {
         ));
         let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let length = copy(&mut &content[..], &mut file, &mut vec![0; buffer], || true).unwrap();
+        let length = copy(&mut &content[..], &mut file, &mut vec![0; buffer]).unwrap();
         assert_eq!(length, content.len() as u64);
         let mut back = Vec::new();
         file.rewind().unwrap();
@@ -115,18 +113,5 @@ mod tests {
             }
         }
         assert!(copied(&mixed, 64 << 10).1 <= 64 << 10);
-    }
-
-    #[test]
-    fn a_hole_without_end_stops_when_it_is_no_longer_wanted() {
-        let path = std::env::temp_dir().join(format!("imp-sparse-{}", std::process::id()));
-        let mut file = File::create_new(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let mut left = 10;
-        let error = copy(&mut io::repeat(0), &mut file, &mut vec![0; BLOCK], || {
-            left -= 1;
-            left > 0
-        });
-        assert!(matches!(error, Err(Error::Unwanted)), "{error:?}");
     }
 }

@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
+use imp_sys::sparse;
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, ftruncate, seek};
 use rustix::io::Errno;
 
@@ -125,13 +126,13 @@ impl Content {
     fn write_piece(&mut self) -> Result<(), Errno> {
         let mut from = 0;
         while let Some(rest) = self.piece.content().get(from..).filter(|rest| !rest.is_empty()) {
-            let hole = if self.zeros == Zeros::Holes { run(rest, is_zero) } else { 0 };
+            let hole = if self.zeros == Zeros::Holes { sparse::zeros(rest, HOLE) } else { 0 };
             if hole > 0 {
                 seek(&self.file, SeekFrom::Current(hole as i64))?;
                 from += hole;
                 continue;
             }
-            let full = if self.zeros == Zeros::Holes { run(rest, |part| !is_zero(part)) } else { rest.len() };
+            let full = if self.zeros == Zeros::Holes { sparse::full(rest, HOLE) } else { rest.len() };
             self.write_all(from, from + full)?;
             from += full;
         }
@@ -164,15 +165,6 @@ impl Content {
     fn set_direct(&self, direct: OFlags) -> Result<(), Errno> {
         fcntl_setfl(&self.file, fcntl_getfl(&self.file)?.difference(OFlags::DIRECT) | direct)
     }
-}
-
-/// Bytes of the parts at the beginning that are all of one kind.
-fn run(content: &[u8], kind: impl Fn(&[u8]) -> bool) -> usize {
-    content.chunks(HOLE).take_while(|part| kind(part)).map(<[u8]>::len).sum()
-}
-
-fn is_zero(part: &[u8]) -> bool {
-    part.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]

@@ -175,10 +175,9 @@ impl Unpacker {
                 clear(&parent, name).map_err(failed)?;
                 let file = openat(&parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(failed)?;
                 let mut file = std::fs::File::from(file);
-                sparse::copy(entry, &mut file, &mut self.buffer, || true).map_err(|error| match error {
+                sparse::copy(entry, &mut file, &mut self.buffer).map_err(|error| match error {
                     sparse::Error::Read(source) => Error::Archive(source),
                     sparse::Error::Write(source) => Error::Member { path: path.to_owned(), source },
-                    sparse::Error::Unwanted => Error::Archive(io::ErrorKind::BrokenPipe.into()),
                 })?;
                 set(&file, attributes).map_err(failed)?;
             }
