@@ -3,9 +3,10 @@
 use std::fs;
 use std::io::Write;
 
-use imp_testkit::images;
 use imp_testkit::imp::{Imp, finish, wait_until};
 use imp_testkit::small_disk::SmallDisk;
+
+use crate::DRIVER;
 
 const IMAGE: &str = "imp.test/busybox";
 
@@ -14,44 +15,8 @@ fn state(imp: &Imp, vm: &str) -> anyhow::Result<String> {
 }
 
 #[test]
-fn an_import_or_a_removal_that_is_killed_at_any_point_leaves_a_store_that_works() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
-    let source = format!("oci:{}", images::busybox()?.display());
-    let images = imp.data().join("images");
-    for steps in 0..12 {
-        let mut child = imp.command(["image", "import", &source]).spawn()?;
-        // As many looks at the file system as make the kill land later from round to round.
-        for _ in 0..steps * 40 {
-            let _ = fs::read_dir(images.join("disks")).map(Iterator::count);
-        }
-        child.kill()?;
-        child.wait()?;
-        imp.run(["image", "ls"])?.good()?;
-    }
-    for steps in 0..12 {
-        imp.run(["image", "import", &source])?.good()?;
-        let verb: &[&str] = if steps % 2 == 0 { &["prune", "--all"] } else { &["rm", IMAGE] };
-        let mut child = imp.command(["image"].iter().chain(verb)).spawn()?;
-        for _ in 0..steps * 10 {
-            let _ = fs::read_dir(images.join("disks")).map(Iterator::count);
-        }
-        child.kill()?;
-        child.wait()?;
-    }
-    imp.run(["image", "import", &source])?.good()?;
-    assert_eq!(imp.run(["image", "ls", "-o", "name"])?.good()?, "imp.test/busybox:latest\n");
-    // What was imported last works: no half of it was taken for the whole.
-    imp.run(["image", "inspect", IMAGE])?.good()?;
-    imp.run(["image", "prune", "--all"])?.good()?;
-    for folder in ["blobs/sha256", "images", "names", "disks", "partial", "leases"] {
-        assert_eq!(fs::read_dir(images.join(folder))?.count(), 0, "{folder}");
-    }
-    imp.end()
-}
-
-#[test]
 fn an_owner_that_is_killed_while_a_vm_boots_leaves_a_vm_that_failed() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let child =
         imp.command(["run", "-d", "--name", "web", "--network", "none", IMAGE, "sleep", "1000"]).spawn()?;
     wait_until("it boots", || {
@@ -67,7 +32,7 @@ fn an_owner_that_is_killed_while_a_vm_boots_leaves_a_vm_that_failed() -> anyhow:
 
 #[test]
 fn an_owner_that_is_killed_under_an_exec_a_copy_and_a_stop_leaves_nothing() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let script = "trap '' TERM; while :; do sleep 0.1; done";
     let line = [
         "run",
@@ -110,7 +75,7 @@ fn an_owner_that_is_killed_under_an_exec_a_copy_and_a_stop_leaves_nothing() -> a
 
 #[test]
 fn a_run_that_is_killed_leaves_its_vm_to_its_user() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let mut child = imp
         .command(["run", "-i", "--name", "web", "--network", "none", IMAGE, "sh", "-c", "cat; exit 6"])
         .stdin(std::process::Stdio::piped())
@@ -127,7 +92,7 @@ fn a_run_that_is_killed_leaves_its_vm_to_its_user() -> anyhow::Result<()> {
 
 #[test]
 fn a_copy_and_a_stop_that_are_killed_leave_a_vm_that_works_and_stops() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let script =
         "trap 'until [ -e /end ]; do sleep 0.1; done; exit 4' TERM; mkdir /in; while :; do sleep 0.1; done";
     let line =
@@ -162,7 +127,7 @@ fn a_copy_and_a_stop_that_are_killed_leave_a_vm_that_works_and_stops() -> anyhow
 
 #[test]
 fn a_disk_of_the_host_that_fills_up_is_an_error_in_the_guest_and_no_more() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let vms = imp.data().join("vms");
     fs::create_dir_all(&vms)?;
     let disk = SmallDisk::mount(&vms, "80m")?;
@@ -193,7 +158,7 @@ fn a_disk_of_the_host_that_fills_up_is_an_error_in_the_guest_and_no_more() -> an
 
 #[test]
 fn eight_vms_start_at_once() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let start = |number: u32| {
         let line = ["run", "--rm", "--network", "none", "-m", "128m", IMAGE, "echo"].map(str::to_owned);
         imp.command(line.into_iter().chain([number.to_string()])).spawn()

@@ -6,19 +6,20 @@ use std::net::{SocketAddr, TcpListener};
 
 use imp_testkit::imp::{Imp, wait_until};
 use imp_testkit::leftovers::{Snapshot, Thing};
-use imp_testkit::world::{
-    self, HOST, METADATA, PRIVATE_SERVER, PUBLIC_SERVER, SERVER, World, fetch, on_own_host,
-};
+use imp_testkit::world::{HOST, METADATA, PUBLIC_SERVER, SERVER, World, fetch, on_own_host};
 
-const IMAGE: &str = "imp.test/busybox";
+use super::driver::on_driver;
+use crate::DRIVER;
+
+pub(crate) const IMAGE: &str = "imp.test/busybox";
 
 /// A script that says what each of these addresses says at port 80, or that it says nothing.
-fn asks(addresses: &[&str]) -> String {
+pub(crate) fn asks(addresses: &[&str]) -> String {
     let ask = |to: &&str| format!("echo {to}: $(timeout 10 nc -w 3 {to} 80 </dev/null 2>/dev/null)");
     addresses.iter().map(ask).collect::<Vec<_>>().join("; ")
 }
 
-fn run<'a>(flags: &[&'a str], script: &'a str) -> Vec<&'a str> {
+pub(crate) fn run<'a>(flags: &[&'a str], script: &'a str) -> Vec<&'a str> {
     let bridge = ["run", "--rm", "--network", "bridge"];
     bridge.into_iter().chain(flags.iter().copied()).chain([IMAGE, "sh", "-c", script]).collect()
 }
@@ -28,11 +29,11 @@ fn at(address: &str, port: u16) -> anyhow::Result<SocketAddr> {
 }
 
 /// Nothing of ours may be left on the host when Imp has ended.
-fn in_a_world(test: impl FnOnce(&World, &Imp) -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
+pub(crate) fn in_a_world(test: impl FnOnce(&World, &Imp) -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
     on_own_host(|world| {
         world.serve_tcp(80)?;
         let before = Snapshot::take(&[])?;
-        let imp = Imp::with_busybox()?;
+        let imp = Imp::with_busybox(DRIVER)?;
         test(world, &imp)?;
         imp.end()?;
         // Control groups are the whole machine's, and so are those of other tests.
@@ -45,100 +46,59 @@ fn in_a_world(test: impl FnOnce(&World, &Imp) -> anyhow::Result<()> + Send) -> a
 
 #[test]
 fn the_internet_is_reached_and_metadata_and_the_host_are_not() -> anyhow::Result<()> {
-    in_a_world(|_, imp| {
-        let service = TcpListener::bind("0.0.0.0:80")?;
-        service.set_nonblocking(true)?;
-        let script = asks(&[SERVER, PUBLIC_SERVER, METADATA, HOST, "172.16.0.1"]);
-        let said = imp.run(run(&[], &script))?.good()?;
-        let expected =
-            format!("{SERVER}: {HOST}\n{PUBLIC_SERVER}: {HOST}\n{METADATA}:\n{HOST}:\n172.16.0.1:\n");
-        assert_eq!(said, expected);
-        assert!(service.accept().is_err(), "the guest came to its host");
-        Ok(())
-    })
-}
-
-#[test]
-fn what_is_denied_is_not_reached_and_what_is_allowed_is_all_that_is() -> anyhow::Result<()> {
-    in_a_world(|_, imp| {
-        let script = asks(&[PUBLIC_SERVER, PRIVATE_SERVER]);
-        let said = imp.run(run(&["--deny", "10.0.0.0/8"], &script))?.good()?;
-        assert_eq!(said, format!("{PUBLIC_SERVER}: {HOST}\n{PRIVATE_SERVER}:\n"));
-        let allow = format!("{PRIVATE_SERVER}:80");
-        let said = imp.run(run(&["--allow", &allow], &script))?.good()?;
-        assert_eq!(said, format!("{PUBLIC_SERVER}:\n{PRIVATE_SERVER}: {HOST}\n"));
-        let said = imp.run(run(&["--egress", "deny"], &script))?.good()?;
-        assert_eq!(said, format!("{PUBLIC_SERVER}:\n{PRIVATE_SERVER}:\n"));
-        Ok(())
-    })
-}
-
-#[test]
-fn a_name_opens_its_address_once_it_is_asked_for_and_other_names_lead_nowhere() -> anyhow::Result<()> {
-    in_a_world(|world, imp| {
-        world.serve_names(PUBLIC_SERVER.parse::<std::net::Ipv4Addr>()?.octets())?;
-        let script = asks(&[PUBLIC_SERVER, "other.example", "sub.allowed.example", PUBLIC_SERVER]);
-        let said = imp.run(run(&["--allow", "*.allowed.example:80"], &script))?.good()?;
-        let expected = format!(
-            "{PUBLIC_SERVER}:\nother.example:\nsub.allowed.example: {HOST}\n{PUBLIC_SERVER}: {HOST}\n"
-        );
-        assert_eq!(said, expected);
-        Ok(())
+    on_driver(|| {
+        in_a_world(|_, imp| {
+            let service = TcpListener::bind("0.0.0.0:80")?;
+            service.set_nonblocking(true)?;
+            let script = asks(&[SERVER, PUBLIC_SERVER, METADATA, HOST, "172.16.0.1"]);
+            let said = imp.run(run(&[], &script))?.good()?;
+            let expected =
+                format!("{SERVER}: {HOST}\n{PUBLIC_SERVER}: {HOST}\n{METADATA}:\n{HOST}:\n172.16.0.1:\n");
+            assert_eq!(said, expected);
+            assert!(service.accept().is_err(), "the guest came to its host");
+            Ok(())
+        })
     })
 }
 
 #[test]
 fn a_published_port_is_reached_from_outside_from_the_host_and_by_its_loopback() -> anyhow::Result<()> {
-    in_a_world(|world, imp| {
-        let serve = "while :; do echo hello | nc -l -p 8080; done";
-        let line =
-            ["run", "-d", "--name", "web", "--network", "bridge", "-p", "8000:8080", IMAGE, "sh", "-c"];
-        imp.run(line.into_iter().chain([serve]))?.good()?;
-        let said = |address: &str| -> anyhow::Result<String> {
-            let (to, mut text) = (at(address, 8000)?, String::new());
-            // Between two connections nobody listens in the guest for a moment.
-            wait_until("the guest serves", || {
-                Ok(fetch(to).is_ok_and(|said| {
-                    text = said;
-                    true
-                }))
-            })?;
-            Ok(text)
-        };
-        assert_eq!(world.out_there(|| said(HOST))??, "hello\n");
-        for address in [HOST, "127.0.0.1"] {
-            assert_eq!(said(address)?, "hello\n", "{address}");
-        }
-        let network = imp.inspect("web")?;
-        let text = |path: &str| network.pointer(path).and_then(serde_json::Value::as_str).map(str::to_owned);
-        assert_eq!(text("/network/mode").as_deref(), Some("bridge"));
-        assert_eq!(text("/network/addresses/0").as_deref(), Some("172.16.0.2/30"));
-        let (own, shared) = ("/host_memory/private_bytes", "/host_memory/shared_bytes");
-        for part in [own, shared] {
-            assert!(network.pointer(part).and_then(serde_json::Value::as_u64) > Some(0), "{part}: {network}");
-        }
-        imp.run(["rm", "-f", "web"])?.good()?;
-        assert!(fetch(at(HOST, 8000)?).is_err());
-        Ok(())
-    })
-}
-
-#[test]
-fn what_needs_a_bridge_says_so_and_the_machine_says_that_it_can() -> anyhow::Result<()> {
-    in_a_world(|_, imp| {
-        let came = imp.run(["run", "--network", "none", "--egress", "deny", IMAGE, "true"])?;
-        assert_eq!(came.code, Some(125));
-        assert!(came.stderr.contains("--network bridge"), "{}", came.stderr);
-        let checks: serde_json::Value = serde_json::from_str(&imp.run(["doctor", "-o", "json"])?.stdout)?;
-        let all = checks.as_array().cloned().unwrap_or_default();
-        let bridge = all.iter().find(|check| check.get("name").is_some_and(|name| name == "bridge"));
-        let state = bridge.and_then(|check| check.get("state")?.as_str());
-        assert_eq!(state, Some("good"), "{checks}");
-        world::nft("add table ip filter")?;
-        world::nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy drop ; }")?;
-        let text = imp.run(["doctor"])?.stdout;
-        assert!(text.contains("nft insert rule ip filter FORWARD"), "{text}");
-        world::nft("delete table ip filter")?;
-        Ok(())
+    on_driver(|| {
+        in_a_world(|world, imp| {
+            let serve = "while :; do echo hello | nc -l -p 8080; done";
+            let line =
+                ["run", "-d", "--name", "web", "--network", "bridge", "-p", "8000:8080", IMAGE, "sh", "-c"];
+            imp.run(line.into_iter().chain([serve]))?.good()?;
+            let said = |address: &str| -> anyhow::Result<String> {
+                let (to, mut text) = (at(address, 8000)?, String::new());
+                // Between two connections nobody listens in the guest for a moment.
+                wait_until("the guest serves", || {
+                    Ok(fetch(to).is_ok_and(|said| {
+                        text = said;
+                        true
+                    }))
+                })?;
+                Ok(text)
+            };
+            assert_eq!(world.out_there(|| said(HOST))??, "hello\n");
+            for address in [HOST, "127.0.0.1"] {
+                assert_eq!(said(address)?, "hello\n", "{address}");
+            }
+            let network = imp.inspect("web")?;
+            let text =
+                |path: &str| network.pointer(path).and_then(serde_json::Value::as_str).map(str::to_owned);
+            assert_eq!(text("/network/mode").as_deref(), Some("bridge"));
+            assert_eq!(text("/network/addresses/0").as_deref(), Some("172.16.0.2/30"));
+            let (own, shared) = ("/host_memory/private_bytes", "/host_memory/shared_bytes");
+            for part in [own, shared] {
+                assert!(
+                    network.pointer(part).and_then(serde_json::Value::as_u64) > Some(0),
+                    "{part}: {network}"
+                );
+            }
+            imp.run(["rm", "-f", "web"])?.good()?;
+            assert!(fetch(at(HOST, 8000)?).is_err());
+            Ok(())
+        })
     })
 }

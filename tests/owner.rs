@@ -1,6 +1,13 @@
 //! VMs live on by themselves: detached, listed, logged, stopped, and adopted by a new owner when the old one dies.
 
-use imp_testkit::imp::{Imp, wait_until};
+use std::fs;
+
+use anyhow::Context as _;
+use imp_testkit::imp::{Imp, finish, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::driver::on_driver;
+use crate::DRIVER;
 
 const IMAGE: &str = "imp.test/busybox";
 
@@ -12,100 +19,91 @@ fn detached(imp: &Imp, name: &str, script: &str) -> anyhow::Result<String> {
 
 #[test]
 fn a_detached_vm_is_listed_logged_and_stopped() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
-    let id = detached(&imp, "web", "trap 'exit 4' TERM; echo one; echo two; while :; do sleep 0.1; done")?;
-    assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "web\n");
-    let listed: serde_json::Value = serde_json::from_str(&imp.run(["ps", "-o", "json"])?.good()?)?;
-    assert_eq!(listed.pointer("/0/id").and_then(|id| id.as_str()), Some(id.as_str()));
-    assert_eq!(listed.pointer("/0/state").and_then(|state| state.as_str()), Some("running"));
-    wait_until("the log is there", || Ok(imp.run(["logs", "web"])?.good()? == "one\ntwo\n"))?;
-    assert_eq!(imp.run(["logs", "--tail", "1", "web"])?.good()?, "two\n");
-    assert_eq!(imp.run(["stop", "web"])?.good()?, "web\n");
-    assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
-    assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "");
-    assert_eq!(imp.run(["ps", "-a", "-o", "name"])?.good()?, "web\n");
-    assert_eq!(imp.run(["rm", id.get(..6).unwrap_or_default()])?.code, Some(0));
-    assert_eq!(imp.run(["ps", "-a", "-o", "name"])?.good()?, "");
-    imp.end()
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        let id =
+            detached(&imp, "web", "trap 'exit 4' TERM; echo one; echo two; while :; do sleep 0.1; done")?;
+        assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "web\n");
+        let listed: serde_json::Value = serde_json::from_str(&imp.run(["ps", "-o", "json"])?.good()?)?;
+        assert_eq!(listed.pointer("/0/id").and_then(|id| id.as_str()), Some(id.as_str()));
+        assert_eq!(listed.pointer("/0/state").and_then(|state| state.as_str()), Some("running"));
+        wait_until("the log is there", || Ok(imp.run(["logs", "web"])?.good()? == "one\ntwo\n"))?;
+        assert_eq!(imp.run(["logs", "--tail", "1", "web"])?.good()?, "two\n");
+        assert_eq!(imp.run(["stop", "web"])?.good()?, "web\n");
+        assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
+        assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "");
+        assert_eq!(imp.run(["ps", "-a", "-o", "name"])?.good()?, "web\n");
+        assert_eq!(imp.run(["rm", id.get(..6).unwrap_or_default()])?.code, Some(0));
+        assert_eq!(imp.run(["ps", "-a", "-o", "name"])?.good()?, "");
+        imp.end()
+    })
 }
 
 #[test]
 fn an_owner_that_is_killed_leaves_its_vms_to_the_next_one() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
-    detached(&imp, "web", "echo first; while [ ! -e /go ]; do sleep 0.1; done; echo second; exit 5")?;
-    let pid = imp.owner_pid()?;
-    imp.kill_owner()?;
-    // A stale socket is in the way now.
-    assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "web\n");
-    assert_ne!(imp.owner_pid()?, pid);
-    assert_eq!(imp.run(["exec", "web", "touch", "/go"])?.code, Some(0));
-    assert_eq!(imp.run(["wait", "web"])?.good()?, "5\n");
-    assert_eq!(imp.run(["logs", "web"])?.good()?, "first\nsecond\n");
-    imp.end()
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        detached(&imp, "web", "echo first; while [ ! -e /go ]; do sleep 0.1; done; echo second; exit 5")?;
+        let pid = imp.owner_pid()?;
+        imp.kill_owner()?;
+        // A stale socket is in the way now.
+        assert_eq!(imp.run(["ps", "-o", "name"])?.good()?, "web\n");
+        assert_ne!(imp.owner_pid()?, pid);
+        assert_eq!(imp.run(["exec", "web", "touch", "/go"])?.code, Some(0));
+        assert_eq!(imp.run(["wait", "web"])?.good()?, "5\n");
+        assert_eq!(imp.run(["logs", "web"])?.good()?, "first\nsecond\n");
+        imp.end()
+    })
+}
+
+/// What the record of the only VM says of its start.
+fn recorded_stage(imp: &Imp) -> Option<String> {
+    let vm = fs::read_dir(imp.data().join("vms")).ok()?.next()?.ok()?;
+    let record: serde_json::Value =
+        serde_json::from_slice(&fs::read(vm.path().join("record.json")).ok()?).ok()?;
+    Some(record.pointer("/stage/stage")?.as_str()?.to_owned())
+}
+
+/// Stops the command when its VM is on record; whether it has not asked for the start yet.
+fn stopped_before_the_start(imp: &Imp, command: Pid) -> anyhow::Result<bool> {
+    wait_until("a VM is on record", || Ok(recorded_stage(imp).is_some()))?;
+    kill_process(command, Signal::STOP)?;
+    // The owner has heard by then what it was told before.
+    imp.run(["ps"])?.good()?;
+    Ok(recorded_stage(imp).as_deref() == Some("created"))
 }
 
 #[test]
-fn two_commands_at_once_start_one_owner() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
-    let children: Vec<_> =
-        (0..8).map(|_| imp.command(["inspect", "nobody"]).spawn()).collect::<Result<_, _>>()?;
-    for child in children {
-        let came = imp_testkit::imp::finish(child)?;
-        assert_eq!(came.code, Some(1));
-        assert!(came.stderr.contains("no VM is called \"nobody\""), "{}", came.stderr);
-    }
-    assert!(imp.owner_pid()?.is_some());
-    imp.end()
-}
-
-#[test]
-fn a_silent_client_delays_nobody() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
-    imp.run(["inspect", "nobody"])?;
-    let silent: Vec<_> =
-        (0..16).map(|_| std::os::unix::net::UnixStream::connect(imp.socket())).collect::<Result<_, _>>()?;
-    assert_eq!(imp.run(["inspect", "nobody"])?.code, Some(1));
-    drop(silent);
-    imp.end()
-}
-
-#[test]
-fn an_owner_that_nobody_needs_ends() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
-    let came = imp_testkit::imp::finish(
-        imp.command(["inspect", "nobody"]).env("IMP_OWNER_IDLE_SECONDS", "0").spawn()?,
-    )?;
-    assert_eq!(came.code, Some(1));
-    wait_until("the owner is gone", || Ok(imp.owner_pid()?.is_none()))?;
-    imp.end()
-}
-
-#[test]
-fn a_misspelt_name_brings_the_right_one() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
-    detached(&imp, "database", "sleep 100")?;
-    let came = imp.run(["stop", "databse"])?;
-    assert_eq!(came.code, Some(1));
-    assert!(came.stderr.contains("did you mean \"database\"?"), "{}", came.stderr);
-    assert_eq!(imp.run(["kill", "database"])?.code, Some(0));
-    assert_eq!(imp.run(["wait", "database"])?.good()?, "137\n");
-    imp.end()
-}
-
-#[test]
-fn a_detached_vm_that_does_not_start_is_this_commands_failure() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
-    let came =
-        imp.run(["run", "-d", "--name", "vm", "--network", "none", "imp.test/busybox", "nosuchprogram"])?;
-    assert_eq!(came.code, Some(127), "{}", came.stderr);
-    assert!(came.stderr.contains("no such program"), "{}", came.stderr);
-    imp.run(["rm", "vm"])?.good()?;
-    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let port = format!("{}:80", taken.local_addr()?);
-    let came = imp.run(["run", "-d", "--name", "vm", "-p", &port, "imp.test/busybox", "sleep", "1000"])?;
-    assert_eq!(came.code, Some(125), "{}", came.stdout);
-    assert!(came.stderr.contains(port.trim_end_matches(":80")), "{}", came.stderr);
-    // No stop first: it is on its way out.
-    imp.run(["rm", "vm"])?.good()?;
-    imp.end()
+fn a_run_whose_owner_dies_between_the_creation_of_its_vm_and_its_start_makes_it_again() -> anyhow::Result<()>
+{
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        // The owner is there already.
+        imp.run(["run", "--rm", "--network", "none", IMAGE, "true"])?.good()?;
+        for how in [&["--rm"][..], &["--name", "vm"]] {
+            let line = [&["run", "--network", "none"], how, &[IMAGE, "echo", "ran"]].concat();
+            // The command is quick: it may be too late, and then it ends as always.
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                anyhow::ensure!(tries < 50, "the command was always faster");
+                let child = imp.command(&line).spawn()?;
+                let command = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no pid")?;
+                let in_time = stopped_before_the_start(&imp, command)?;
+                if in_time {
+                    imp.kill_owner()?;
+                }
+                kill_process(command, Signal::CONT)?;
+                let came = finish(child)?;
+                assert_eq!((came.code, came.stdout.as_str()), (Some(0), "ran\n"), "{how:?}: {}", came.stderr);
+                if !how.contains(&"--rm") {
+                    imp.run(["rm", "vm"])?.good()?;
+                }
+                if in_time {
+                    break;
+                }
+            }
+        }
+        imp.end()
+    })
 }

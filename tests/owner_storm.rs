@@ -6,6 +6,8 @@ use std::thread;
 use anyhow::{Context as _, ensure};
 use imp_testkit::imp::{Came, Imp, wait_until};
 
+use crate::DRIVER;
+
 const IMAGE: &str = "imp.test/busybox";
 /// Owners that are killed.
 const ROUNDS: usize = 40;
@@ -45,7 +47,7 @@ fn is_plain(words: &[&str], came: &Came) -> anyhow::Result<()> {
 #[test]
 fn commands_work_or_say_one_plain_sentence_while_their_owner_is_killed_again_and_again() -> anyhow::Result<()>
 {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let line =
         ["run", "-d", "--name", "vm", "--network", "none", IMAGE, "sh", "-c", "echo $$; exec sleep 100000"];
     imp.run(line)?.good()?;

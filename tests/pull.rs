@@ -8,6 +8,8 @@ use imp_testkit::registry::{FaultProxy, Reaction, Registry};
 use imp_testkit::small_disk::SmallDisk;
 use imp_testkit::terminal;
 
+use crate::DRIVER;
+
 struct Fixture {
     imp: Imp,
     registry: Registry,
@@ -17,7 +19,7 @@ impl Fixture {
     fn new() -> anyhow::Result<Self> {
         let registry = Registry::start()?;
         registry.push_as(&images::busybox()?, images::BUSYBOX, "app:latest")?;
-        Ok(Self { imp: Imp::new()?, registry })
+        Ok(Self { imp: Imp::new(DRIVER)?, registry })
     }
 
     /// The name of the image at this host, which is named as insecure in the settings.
@@ -143,7 +145,7 @@ fn a_policy_decides_whether_the_registry_is_asked() -> anyhow::Result<()> {
 
 #[test]
 fn a_registry_that_cannot_be_reached_is_named_with_what_to_check() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
+    let imp = Imp::new(DRIVER)?;
     fs::write(imp.settings(), "[registries]\nattempts = 1\ninsecure = [\"127.0.0.1:1\"]\n")?;
     let came = imp.run(["image", "pull", "127.0.0.1:1/app"])?;
     assert_eq!(came.code, Some(1));

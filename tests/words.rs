@@ -4,6 +4,8 @@ use anyhow::Context as _;
 use imp_testkit::imp::{Came, Imp, finish};
 use imp_testkit::terminal;
 
+use crate::DRIVER;
+
 fn refused(imp: &Imp, line: &[&str], code: i32, said: &[&str]) -> anyhow::Result<Came> {
     let came = imp.run(line)?;
     assert_eq!(came.code, Some(code), "{line:?}: {}", came.stderr);
@@ -15,7 +17,7 @@ fn refused(imp: &Imp, line: &[&str], code: i32, said: &[&str]) -> anyhow::Result
 
 #[test]
 fn names_of_nothing_are_answered_with_how_to_list_what_there_is() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
+    let imp = Imp::new(DRIVER)?;
     let verbs: [&[&str]; 9] = [
         &["logs", "nobody"],
         &["attach", "nobody"],
@@ -37,7 +39,7 @@ fn names_of_nothing_are_answered_with_how_to_list_what_there_is() -> anyhow::Res
 
 #[test]
 fn a_wrong_command_line_is_no_exit_status_of_a_program() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
+    let imp = Imp::new(DRIVER)?;
     let came = refused(&imp, &["run", "--memry", "1g", "x"], 125, &["--memory", "Usage: imp run [FLAGS]"])?;
     assert!(!came.stderr.contains("--data-dir"), "{}", came.stderr);
     refused(&imp, &["ps", "--al"], 2, &["--all"])?;
@@ -51,7 +53,7 @@ fn a_wrong_command_line_is_no_exit_status_of_a_program() -> anyhow::Result<()> {
 
 #[test]
 fn what_is_missing_on_the_machine_is_named_with_what_brings_it() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let run = ["run", "--network", "none", "imp.test/busybox", "true"];
     let with = |flag: &'static str, path: &'static str| [&[flag, path], run.as_slice()].concat();
     refused(
@@ -72,7 +74,7 @@ fn what_is_missing_on_the_machine_is_named_with_what_brings_it() -> anyhow::Resu
 
 #[test]
 fn a_doctor_names_what_it_tried() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
+    let imp = Imp::new(DRIVER)?;
     let checks: serde_json::Value = serde_json::from_str(&imp.run(["doctor", "-o", "json"])?.good()?)?;
     let state = |name: &str| {
         let check =
@@ -95,7 +97,7 @@ fn a_doctor_names_what_it_tried() -> anyhow::Result<()> {
 
 #[test]
 fn what_is_listed_is_for_scripts_too_and_coloured_only_at_a_terminal() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox()?;
+    let imp = Imp::with_busybox(DRIVER)?;
     let listings: [&[&str]; 5] =
         [&["ps"], &["image", "ls"], &["doctor"], &["version"], &["top", "--interval", "0.01"]];
     for line in listings {
@@ -115,7 +117,7 @@ fn what_is_listed_is_for_scripts_too_and_coloured_only_at_a_terminal() -> anyhow
 
 #[test]
 fn completions_and_versions_need_no_owner() -> anyhow::Result<()> {
-    let imp = Imp::new()?;
+    let imp = Imp::new(DRIVER)?;
     for shell in ["bash", "zsh", "fish"] {
         let script = imp.run(["completions", shell])?.good()?;
         assert!(script.contains("port-forward"), "{shell}");

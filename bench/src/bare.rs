@@ -10,7 +10,7 @@ use imp_protocol::connection::{self, Connection};
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::machine;
+use crate::machine::{self, Vm};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -28,8 +28,8 @@ pub(crate) struct Bare {
 
 impl Template {
     /// `folder` keeps the copy of the disk.
-    pub(crate) fn take(vmm: u32, folder: &Path) -> anyhow::Result<Self> {
-        let words = machine::command_line(vmm)?;
+    pub(crate) fn take(vm: &Vm, folder: &Path) -> anyhow::Result<Self> {
+        let words = machine::command_line(machine::qemu(vm)?)?;
         let disk = words.iter().find_map(|word| scratch_path(word)).context("the VMM has no scratch disk")?;
         let scratch = folder.join("scratch");
         copy_sparse(Path::new(&disk), &scratch)?;

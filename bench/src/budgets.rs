@@ -3,6 +3,7 @@
 mod copy;
 mod exec;
 mod image;
+mod lab;
 mod memory;
 mod programs;
 mod run;
@@ -18,4 +19,12 @@ pub(crate) const ALL: &[Group] = &[
     ("exec", exec::measure),
     ("copy", copy::measure),
     ("memory", memory::measure),
+];
+
+/// Of VMs in Firecracker.
+pub(crate) const LAB: &[Group] = &[
+    ("boot", lab::boot::measure),
+    ("exec", exec::measure_in_firecracker),
+    ("copy", lab::copy::measure),
+    ("network", lab::network::measure),
 ];

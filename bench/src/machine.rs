@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use imp_protocol::connection::{self, Connection};
 use imp_protocol::lane::Lane;
+use imp_testkit::imp::Driver;
 use imp_testkit::{images, machine};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -17,24 +18,23 @@ use crate::programs::run;
 pub(crate) const IMAGE: &str = images::BUSYBOX;
 
 pub(crate) struct Machine {
+    driver: Driver,
     folder: tempfile::TempDir,
     pub(crate) runtime: Runtime,
 }
 
 /// A VM in the background.
 pub(crate) struct Vm {
-    id: String,
-    /// Process id of its VMM.
-    pub(crate) vmm: u32,
+    pub(crate) id: String,
 }
 
 impl Machine {
     /// With the image in its store, and its owner running.
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new(driver: Driver) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("imp-bench-").tempdir()?;
         machine::data_directory(&folder.path().join("data"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let machine = Self { folder, runtime };
+        let machine = Self { driver, folder, runtime };
         let layout = format!("oci:{}", images::busybox()?.display());
         run(machine.imp()?.args(["image", "import", &layout]))?;
         run(machine.imp()?.arg("ps"))?;
@@ -44,8 +44,8 @@ impl Machine {
     pub(crate) fn imp(&self) -> anyhow::Result<Command> {
         let mut command = Command::new(machine::imp()?);
         command.env("IMP_DATA_DIR", self.data()).env("IMP_RUNTIME_DIR", self.folder.path().join("run"));
-        // The bare machines beside ours are QEMU's.
-        command.env("IMP_DRIVER", "qemu");
+        // The bare machines beside ours are this driver's.
+        command.envs(self.driver.variables()?);
         Ok(command)
     }
 
@@ -60,11 +60,15 @@ impl Machine {
 
     /// Starts a VM without a network that waits to be stopped.
     pub(crate) fn start(&self) -> anyhow::Result<Vm> {
+        self.start_with(&["--network", "none"])
+    }
+
+    /// The same with these flags.
+    pub(crate) fn start_with(&self, flags: &[&str]) -> anyhow::Result<Vm> {
         let before = self.ids()?;
-        run(self.imp()?.args(["run", "-d", "--network", "none", IMAGE, "--", "sleep", "1000000"]))?;
+        run(self.imp()?.args(["run", "-d"]).args(flags).args([IMAGE, "--", "sleep", "1000000"]))?;
         let id = self.ids()?.into_iter().find(|id| !before.contains(id)).context("the VM has no record")?;
-        let vmm = process_named(&format!("imp-{id}")).context("the VM has no VMM")?;
-        Ok(Vm { id, vmm })
+        Ok(Vm { id })
     }
 
     pub(crate) fn remove(&self, vm: &Vm) -> anyhow::Result<()> {
@@ -120,12 +124,13 @@ impl Drop for Machine {
     }
 }
 
-/// The process whose argument after `-name` is this.
-fn process_named(name: &str) -> Option<u32> {
+/// The process of the VM's QEMU.
+pub(crate) fn qemu(vm: &Vm) -> anyhow::Result<u32> {
+    let name = format!("imp-{}", vm.id);
     let named = |words: &[String]| {
-        words.iter().zip(words.iter().skip(1)).any(|(option, value)| option == "-name" && value == name)
+        words.iter().zip(words.iter().skip(1)).any(|(option, value)| option == "-name" && *value == name)
     };
-    processes().find(|(_, words)| named(words)).map(|(pid, _)| pid)
+    processes().find(|(_, words)| named(words)).map(|(pid, _)| pid).context("the VM has no VMM")
 }
 
 /// The words of the command line of a process.

@@ -5,7 +5,8 @@ use std::error::Error;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     // The messages of the guest that an owner passes on are the same types in both.
-    let runtime = protox::compile(["imp/runtime/v1/runtime.proto"], ["proto"])?;
+    let of_runtime = ["runtime", "snapshots", "pools"].map(|name| format!("imp/runtime/v1/{name}.proto"));
+    let runtime = protox::compile(of_runtime, ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".")
         .extern_path(".imp.guest.v1", "crate::guest")

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::ensure;
+use imp_testkit::imp::Driver;
 use imp_testkit::machine as needs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use crate::bare::Template;
 use crate::guest;
-use crate::machine::Machine;
+use crate::machine::{Machine, Vm};
 use crate::measure::{alternate, time};
 use crate::report::{Limit, Line, Quantity};
 
@@ -42,40 +43,51 @@ done
 "#;
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
-    let machine = Machine::new()?;
+    let machine = Machine::new(Driver::Qemu)?;
     let kept = machine.scratch()?;
     let vm = machine.start()?;
-    let template = Template::take(vm.vmm, kept.path())?;
-    let agent = machine.guest(&vm)?;
+    let template = Template::take(&vm, kept.path())?;
     let folder = machine.scratch()?;
-    let bare = template.boot(folder.path(), Some(&initramfs(kept.path())?))?;
+    let bare = template.boot(folder.path(), Some(&initramfs(kept.path(), INIT, &[])?))?;
     let channel = RefCell::new(machine.runtime.block_on(bare.channel())?);
+    let names = ["32 MiB in / raw channel", "32 MiB out / raw channel"];
+    let lines = against(&machine, &vm, &channel, names)?;
+    machine.remove(&vm)?;
+    Ok(lines)
+}
 
+/// Copies over the VM's lane, and the same bytes raw over the channel of a guest that takes and gives them.
+pub(super) fn against(
+    machine: &Machine,
+    vm: &Vm,
+    channel: &RefCell<UnixStream>,
+    [name_in, name_out]: [&'static str; 2],
+) -> anyhow::Result<Vec<Line>> {
+    let agent = machine.guest(vm)?;
     let [write, read, take, give] = alternate(
         ROUNDS,
         [
             &mut || {
                 time(|| {
-                    machine.runtime.block_on(guest::copy_in(&agent, machine.lane(&vm)?, FILE, SIZE as u64))
+                    machine.runtime.block_on(guest::copy_in(&agent, machine.lane(vm)?, FILE, SIZE as u64))
                 })
             },
             &mut || {
                 time(|| {
-                    machine.runtime.block_on(guest::copy_out(&agent, machine.lane(&vm)?, FILE, SIZE as u64))
+                    machine.runtime.block_on(guest::copy_out(&agent, machine.lane(vm)?, FILE, SIZE as u64))
                 })
             },
             &mut || time(|| machine.runtime.block_on(raw_in(&mut channel.borrow_mut()))),
             &mut || time(|| machine.runtime.block_on(raw_out(&mut channel.borrow_mut()))),
         ],
     )?;
-    machine.remove(&vm)?;
     // 0.7 of the throughput is 1 / 0.7 of the time.
     let line = |name, ours, floor| Line {
         name,
         ours: Quantity::Time(ours),
         limit: Limit::AtMostTimes { floor: Quantity::Time(floor), ratio: 1.0 / 0.7 },
     };
-    Ok(vec![line("32 MiB in / raw channel", write, take), line("32 MiB out / raw channel", read, give)])
+    Ok(vec![line(name_in, write, take), line(name_out, read, give)])
 }
 
 async fn raw_in(channel: &mut UnixStream) -> anyhow::Result<()> {
@@ -102,15 +114,17 @@ async fn raw_out(channel: &mut UnixStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Our modules, busybox and a script as init.
-fn initramfs(folder: &Path) -> anyhow::Result<PathBuf> {
+/// Our modules, busybox, a script as init, and files: name, mode, content.
+pub(super) fn initramfs(folder: &Path, init: &str, files: &[(&str, u32, &[u8])]) -> anyhow::Result<PathBuf> {
     let root = folder.join("root");
     for name in ["bin", "dev", "proc", "sys"] {
         fs::create_dir_all(root.join(name))?;
     }
     fs::copy(needs::program("busybox")?, root.join("bin/busybox"))?;
-    fs::write(root.join("init"), INIT)?;
-    fs::set_permissions(root.join("init"), PermissionsExt::from_mode(0o755))?;
+    for (name, mode, content) in files.iter().copied().chain([("init", 0o755, init.as_bytes())]) {
+        fs::write(root.join(name), content)?;
+        fs::set_permissions(root.join(name), PermissionsExt::from_mode(mode))?;
+    }
     let list = "find . | busybox cpio -o -H newc 2>/dev/null";
     let archive = Command::new("sh").args(["-c", list]).current_dir(&root).output()?;
     ensure!(archive.status.success(), "busybox could not write an initramfs");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use imp_protocol::connection::Connection;
+use imp_testkit::imp::Driver;
 use tokio::task::JoinSet;
 
 use crate::guest;
@@ -16,7 +17,15 @@ const AT_ONCE: usize = 20;
 const IN_GUEST: u32 = 200;
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
-    let machine = Machine::new()?;
+    measure_with(Driver::Qemu)
+}
+
+pub(crate) fn measure_in_firecracker() -> anyhow::Result<Vec<Line>> {
+    measure_with(Driver::Firecracker)
+}
+
+fn measure_with(driver: Driver) -> anyhow::Result<Vec<Line>> {
+    let machine = Machine::new(driver)?;
     let vm = machine.start()?;
     let agent = machine.guest(&vm)?;
     let run = |work: std::pin::Pin<Box<dyn Future<Output = anyhow::Result<()>> + '_>>| {

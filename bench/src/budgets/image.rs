@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use imp_testkit::imp::Driver;
 use imp_testkit::{images, machine};
 
 use crate::machine::Machine;
@@ -12,7 +13,7 @@ use crate::report::{Limit, Line, Quantity};
 const ROUNDS: usize = 51;
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
-    let machine = Machine::new()?;
+    let machine = Machine::new(Driver::Qemu)?;
     let imp = machine::imp()?;
     let layout = format!("oci:{}", images::python()?.display());
     let import = ["image", "import", "--quiet", &layout];

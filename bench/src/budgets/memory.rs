@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use imp_testkit::imp::Driver;
 
 use crate::guest;
 use crate::machine::{Machine, Vm};
@@ -14,7 +15,7 @@ const VMS: u64 = 4;
 const REST: Duration = Duration::from_secs(2);
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
-    let machine = Machine::new()?;
+    let machine = Machine::new(Driver::Qemu)?;
     let first = machine.start()?;
     let alone = resident(&machine)?;
     let vms: Vec<Vm> = (0..VMS).map(|_| machine.start()).collect::<Result<_, _>>()?;

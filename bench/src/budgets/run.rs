@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::ensure;
+use imp_testkit::imp::Driver;
 
 use crate::bare::Template;
 use crate::guest;
@@ -15,10 +16,10 @@ use crate::report::{Limit, Line, Quantity};
 const ROUNDS: usize = 9;
 
 pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
-    let machine = Machine::new()?;
+    let machine = Machine::new(Driver::Qemu)?;
     let kept = machine.scratch()?;
     let vm = machine.start()?;
-    let template = Template::take(vm.vmm, kept.path())?;
+    let template = Template::take(&vm, kept.path())?;
     machine.remove(&vm)?;
     let [ours, floor] = alternate(
         ROUNDS,
@@ -46,7 +47,7 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
 }
 
 /// Time to the first byte of output; the program then runs to its end.
-fn first_byte(command: &mut Command) -> anyhow::Result<Duration> {
+pub(super) fn first_byte(command: &mut Command) -> anyhow::Result<Duration> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut output = Vec::new();
     let mut child = None;

@@ -11,14 +11,18 @@ use imp_protocol::guest::files_server::FilesServer;
 use imp_protocol::guest::machine_server::MachineServer;
 use imp_protocol::guest::ports_server::PortsServer;
 use imp_protocol::guest::processes_server::ProcessesServer;
+use imp_protocol::guest::restore_server::RestoreServer;
 use imp_sys::signals;
+use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Status};
 
+use crate::after_restore::{self, AfterRestore, Gate, Inherited};
 use crate::channel::{self, Channel};
-use crate::init::arguments::{self, Arguments};
+use crate::conversations::{Conversation, Conversations};
+use crate::init::arguments::{self, Arguments, Role};
 use crate::init::handover::Supervisor;
 use crate::lane::Lane;
 use crate::processes::{Forest, Table};
@@ -46,6 +50,8 @@ const OPEN_FILES: (u64, u64) = (65_536, 1 << 20);
 pub struct Surroundings {
     /// Directory of a cgroup2 file system below which each process gets a cgroup.
     pub cgroups: Option<PathBuf>,
+    /// Root of the cgroup2 hierarchy, all of which sleeps for a snapshot; none for an agent that shares its machine.
+    pub hierarchy: Option<PathBuf>,
     /// Root of the VM's private disk.
     pub scratch: Option<OwnedFd>,
     /// PID 1.
@@ -69,6 +75,10 @@ pub struct Agent {
     heard: AtomicU64,
     archives: Semaphore,
     lane: Lane,
+    conversations: Arc<Conversations>,
+    gate: Arc<Gate>,
+    inherited: Arc<Inherited>,
+    after_restore: AfterRestore,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,11 +100,25 @@ impl std::ops::Deref for Guest {
 }
 
 impl Agent {
+    /// Must be called in a runtime of tokio: it starts a task.
     pub fn new(surroundings: Surroundings) -> std::io::Result<Arc<Self>> {
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        let processes = Arc::<Table>::default();
+        let conversations = Arc::<Conversations>::default();
+        let (gate, inherited) = (Arc::<Gate>::default(), Arc::<Inherited>::default());
+        let after_restore = AfterRestore::start(after_restore::Machine {
+            hierarchy: surroundings.hierarchy,
+            processes_cgroup: surroundings.cgroups.clone(),
+            processes: Arc::clone(&processes),
+            conversations: Arc::clone(&conversations),
+            gate: Arc::clone(&gate),
+            inherited: Arc::clone(&inherited),
+            null: null.try_clone()?,
+        });
         Ok(Arc::new(Self {
-            processes: Arc::default(),
+            processes,
             forest: Forest::new(surroundings.cgroups),
-            null: File::options().read(true).write(true).open("/dev/null")?,
+            null,
             scratch: surroundings.scratch,
             supervisor: surroundings.supervisor,
             power_off: surroundings.power_off,
@@ -103,21 +127,52 @@ impl Agent {
             heard: AtomicU64::new(0),
             archives: Semaphore::new(ARCHIVES),
             lane: Lane::default(),
+            conversations,
+            gate,
+            inherited,
+            after_restore,
         }))
     }
 
     /// All services, for one connection.
     pub fn routes(self: &Arc<Self>) -> Routes {
+        self.routes_of(self.conversations.begin())
+    }
+
+    pub(crate) fn routes_of(self: &Arc<Self>, conversation: Conversation) -> Routes {
         let agent = Arc::clone(self);
         let heard = move |request: Request<()>| -> Result<Request<()>, Status> {
             agent.heard.store(agent.milliseconds(), Ordering::Relaxed);
             Ok(request)
         };
+        let agent = Arc::clone(self);
+        let awake = {
+            let heard = heard.clone();
+            move |request: Request<()>| -> Result<Request<()>, Status> {
+                agent.gate.check()?;
+                heard(request)
+            }
+        };
         let guest = Guest(Arc::clone(self));
+        let restore = self.after_restore.service(conversation);
         Routes::new(InterceptedService::new(MachineServer::new(guest.clone()), heard.clone()))
-            .add_service(InterceptedService::new(ProcessesServer::new(guest.clone()), heard.clone()))
-            .add_service(InterceptedService::new(FilesServer::new(guest.clone()), heard.clone()))
-            .add_service(InterceptedService::new(PortsServer::new(guest), heard))
+            .add_service(InterceptedService::new(RestoreServer::new(restore), heard))
+            .add_service(InterceptedService::new(ProcessesServer::new(guest.clone()), awake.clone()))
+            .add_service(InterceptedService::new(FilesServer::new(guest.clone()), awake.clone()))
+            .add_service(InterceptedService::new(PortsServer::new(guest), awake))
+    }
+
+    pub(crate) fn conversations(&self) -> &Arc<Conversations> {
+        &self.conversations
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Variables that every process gets.
+    pub(crate) fn inherited(&self) -> &Inherited {
+        &self.inherited
     }
 
     pub(crate) fn processes(&self) -> &Arc<Table> {
@@ -151,6 +206,11 @@ impl Agent {
     /// Serves archives over this port, a non-blocking device or socket, until it fails.
     pub async fn serve_lane(&self, port: OwnedFd) -> std::io::Result<()> {
         self.lane.serve(port).await
+    }
+
+    /// Serves one host's archives over a stream of its own.
+    pub async fn serve_lane_stream(&self, stream: UnixStream) -> std::io::Result<()> {
+        self.lane.serve_stream(stream).await
     }
 
     /// Ends the machine, once, in a task of its own.
@@ -192,6 +252,9 @@ pub fn main(words: impl Iterator<Item = String>) -> Result<(), Error> {
     log::open();
     crate::init::stage("execution of the agent");
     let arguments = arguments::parse(words)?;
+    if arguments.role == Role::Keeper {
+        return crate::init::keep(arguments).map_err(Error::Start);
+    }
     let limit = rustix::process::Rlimit { current: Some(OPEN_FILES.0), maximum: Some(OPEN_FILES.1) };
     // The kernel's own limits serve too, for fewer processes at once.
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
@@ -222,12 +285,17 @@ pub enum Error {
 async fn serve(arguments: Arguments, signals: signals::SignalQueue) -> Result<(), Error> {
     let channel = Channel::open(arguments.channel)?;
     let agent = Agent::new(Surroundings {
+        // `/imp/exec` below it.
+        hierarchy: arguments.cgroups.ancestors().nth(2).map(PathBuf::from),
         cgroups: Some(arguments.cgroups),
         scratch: arguments.scratch,
-        supervisor: arguments.supervisor.map(Supervisor::new),
+        supervisor: arguments.companion.map(|socket| Supervisor::new(socket.into())),
         power_off: Some(arguments.power_off),
     })
     .map_err(Error::Start)?;
+    if arguments.role == Role::AgentBesideInit {
+        agent.processes().knows_init().map_err(|error| Error::Start(std::io::Error::other(error)))?;
+    }
     let pending = signals.as_fd().try_clone_to_owned().and_then(readiness::readable).map_err(Error::Start)?;
     let asked = Arc::clone(&agent);
     tokio::spawn(async move {

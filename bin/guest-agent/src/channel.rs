@@ -9,8 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use imp_protocol::connection;
-use tokio::io::{AsyncRead, AsyncWrite};
+use imp_protocol::{connection, lane};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::net::UnixStream;
 
 pub(crate) use self::port::Port;
 use crate::agent::Agent;
@@ -19,12 +20,15 @@ use crate::log;
 /// Pause after a channel that failed at once, so that it is not tried in a tight loop.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Bytes that are read ahead while a greeting is read byte by byte; longer reads go past them.
+const GREETING: usize = 256;
+
 /// What the host connects to.
 #[derive(Debug)]
 pub(crate) enum Endpoint {
     /// The devices of two virtio-serial ports, non-blocking.
     Port { channel: OwnedFd, lane: Option<OwnedFd> },
-    /// A vsock port to listen on.
+    /// A vsock port to listen on; the lane's is the next one.
     Vsock(u32),
 }
 
@@ -41,7 +45,7 @@ pub enum Error {
 #[derive(Debug)]
 pub(crate) enum Channel {
     Port { port: Arc<Port>, lane: Option<OwnedFd> },
-    Vsock(vsock::Listener),
+    Vsock { channel: vsock::Listener, lane: Option<vsock::Listener> },
 }
 
 impl Channel {
@@ -51,8 +55,12 @@ impl Channel {
                 Ok(Self::Port { port: Arc::new(Port::new(channel).map_err(Error::Port)?), lane })
             }
             Endpoint::Vsock(port) => {
-                let listener = vsock::Listener::bind(port).map_err(|source| Error::Vsock { port, source })?;
-                Ok(Self::Vsock(listener))
+                let channel = vsock::Listener::bind(port).map_err(|source| Error::Vsock { port, source })?;
+                // Before the knock: a host that has heard it may use both.
+                let lane =
+                    vsock::Listener::bind(lane::vsock_port(port)).map_err(|error| no_lane(&error)).ok();
+                vsock::knock(port).map_err(|source| Error::Vsock { port, source })?;
+                Ok(Self::Vsock { channel, lane })
             }
         }
     }
@@ -68,33 +76,70 @@ impl Channel {
                 loop {
                     port.host().await.map_err(Error::Port)?;
                     let stream = port::Stream::new(Arc::clone(&port));
-                    // In a task, so that a panic ends the conversation and not the agent.
-                    let _ = tokio::spawn(converse(stream, Arc::clone(agent))).await;
+                    converse(stream, Arc::clone(agent)).await;
                 }
             }
-            Self::Vsock(listener) => loop {
-                match listener.accept().await {
-                    Ok(stream) => drop(tokio::spawn(converse(stream, Arc::clone(agent)))),
-                    Err(error) => {
-                        log::warn(format_args!("a connection of the host was not accepted: {error}"));
-                        tokio::time::sleep(PAUSE).await;
-                    }
+            Self::Vsock { channel, lane } => {
+                if let Some(lane) = lane {
+                    let agent = Arc::clone(agent);
+                    tokio::spawn(serve_all(lane, move |stream| {
+                        serve_lane_stream(stream, Arc::clone(&agent))
+                    }));
                 }
-            },
+                serve_all(channel, |stream| {
+                    converse(BufReader::with_capacity(GREETING, stream), Arc::clone(agent))
+                })
+                .await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Serves each connection in a task of its own, for ever.
+async fn serve_all<S>(listener: vsock::Listener, serve: impl Fn(UnixStream) -> S)
+where
+    S: Future<Output = ()> + Send + 'static,
+{
+    loop {
+        match listener.accept().await {
+            Ok(stream) => drop(tokio::spawn(serve(stream))),
+            Err(error) => {
+                log::warn(format_args!("a connection of the host was not accepted: {error}"));
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
 }
 
 async fn serve_lane(lane: OwnedFd, agent: Arc<Agent>) {
     if let Err(error) = agent.serve_lane(lane).await {
-        log::warn(format_args!("the lane is lost, archives go over the channel: {error}"));
+        no_lane(&error);
     }
+}
+
+async fn serve_lane_stream(stream: UnixStream, agent: Arc<Agent>) {
+    // A host that is gone sees it in its call.
+    if let Err(error) = agent.serve_lane_stream(stream).await {
+        log::debug(format_args!("a lane broke: {error}"));
+    }
+}
+
+fn no_lane(error: &io::Error) {
+    log::warn(format_args!("the lane is lost, archives go over the channel: {error}"));
 }
 
 async fn converse<S>(stream: S, agent: Arc<Agent>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    // A host that hangs up, or speaks in the middle of a frame after a reconnect, is no event: it greets again.
-    let _ = connection::serve_guest(stream, agent.routes(), env!("CARGO_PKG_VERSION")).await;
+    let conversation = agent.conversations().begin();
+    let routes = agent.routes_of(conversation);
+    let conversations = Arc::clone(agent.conversations());
+    conversations
+        .hold(conversation, async move {
+            // A host that hangs up, or speaks in the middle of a frame after a reconnect, is no event: it greets again.
+            let _ = connection::serve_guest(stream, routes, env!("CARGO_PKG_VERSION")).await;
+        })
+        .await;
 }

@@ -1,8 +1,8 @@
 //! Makes the guest the machine that its host wants: clock, entropy, names, network, plain file systems.
 
-mod etc;
-mod netlink;
-mod network;
+pub(crate) mod etc;
+pub(crate) mod netlink;
+pub(crate) mod network;
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -48,11 +48,11 @@ enum PlainError {
 /// A request that makes sense.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    hostname: Option<String>,
+    pub(crate) hostname: Option<String>,
     clock: Option<Timespec>,
-    entropy: Option<bytes::Bytes>,
-    network: Option<Interface>,
-    names: Names,
+    pub(crate) entropy: Option<bytes::Bytes>,
+    pub(crate) network: Option<Interface>,
+    pub(crate) names: Names,
     plain_paths: Vec<PathBuf>,
 }
 

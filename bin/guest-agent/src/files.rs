@@ -5,6 +5,7 @@
 
 mod attributes;
 mod content;
+mod direct;
 mod error;
 mod pieces;
 mod remove;

@@ -6,8 +6,10 @@
 //! It cannot panic or exit, because that ends the machine: what fails is logged, and what cannot go on powers off.
 
 pub(crate) mod arguments;
+mod children;
 mod command_line;
 pub(crate) mod handover;
+mod keeper;
 mod modules;
 mod mounts;
 mod root;
@@ -22,7 +24,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
+use self::children::Given;
 use self::command_line::{ChannelName, CommandLine};
+pub(crate) use self::keeper::keep;
 use self::modules::Vsock;
 pub use self::modules::requested;
 use crate::channel::Endpoint;
@@ -95,7 +99,7 @@ fn assemble() -> Result<std::convert::Infallible, Error> {
         },
     };
     stage("channel");
-    supervise::supervise(&channel, scratch, power_off, late)
+    supervise::supervise(&Given { channel, scratch: Some(scratch), power_off }, late)
 }
 
 fn wait_for(device: &Path) -> Result<PathBuf, Error> {

@@ -4,19 +4,22 @@
 //! quiet ─ a host greets ─► offered under the greeting's number ─ a call names it ─► taken ─ the call ends ─► quiet
 //! ```
 //! Between two greetings only the thread of the call that took the lane reads or writes it. What a host that left has still
-//! sent is passed over until the next greeting; a greeting that such a call has swallowed is sent again.
+//! sent is passed over until the next greeting; a greeting that such a call has swallowed is sent again. Over vsock each host
+//! has a stream of its own, which ends with its call.
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use imp_protocol::hello::{self, Versions};
 use imp_protocol::lane::TAKEN;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, BufReader, ReadBuf};
+use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tonic::Status;
 
@@ -26,6 +29,9 @@ use crate::channel::Port;
 const PAGE: usize = 4 << 10;
 /// How often a thread that waits for the host looks whether its call goes on.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// How long a host may take to read the end of an archive and hang up.
+const LAST_BYTES: Duration = Duration::from_secs(60);
 
 /// The lane as calls see it.
 #[derive(Debug, Default)]
@@ -64,7 +70,7 @@ impl Lane {
             // Watched only until a call takes it: every page that comes and goes would wake this thread too.
             let port = Port::new(device.try_clone()?)?;
             port.host().await?;
-            match self.converse(port, &device).await {
+            match self.converse(Stream(port), &device).await {
                 // An error: the call has ended and dropped its side.
                 Ok(given_back) => drop(given_back.await),
                 Err(hello::Error::Channel(error)) => return Err(error),
@@ -74,24 +80,46 @@ impl Lane {
         }
     }
 
+    /// Serves one host, on a stream that is this host's own.
+    pub(crate) async fn serve_stream(&self, mut stream: UnixStream) -> io::Result<()> {
+        let device = Arc::new(stream.as_fd().try_clone_to_owned()?);
+        match self.converse(&mut stream, &device).await {
+            Ok(given_back) => {
+                // Watched only while no call has it, as a port is.
+                let held = stream.into_std()?;
+                drop(given_back.await);
+                stream = UnixStream::from_std(held)?;
+            }
+            Err(hello::Error::Channel(error)) => return Err(error),
+            Err(hello::Error::Closed | hello::Error::Noise | hello::Error::TooOld { .. }) => return Ok(()),
+        }
+        // The host has not read all of it before it hangs up: closing the stream now may throw the rest away.
+        let hung_up = async { tokio::io::copy(&mut stream, &mut tokio::io::sink()).await };
+        // Whether by a reset or in order, it has ended.
+        drop(tokio::time::timeout(LAST_BYTES, hung_up).await);
+        Ok(())
+    }
+
     /// Answers hosts until a call takes the lane; returns what ends when it is given back.
     async fn converse(
         &self,
-        port: Port,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
         device: &Arc<OwnedFd>,
     ) -> Result<oneshot::Receiver<()>, hello::Error> {
-        let mut stream = BufReader::with_capacity(PAGE, Stream(port));
+        let mut stream = BufReader::with_capacity(PAGE, stream);
         loop {
             let host = hello::answer(&mut stream, Versions::OURS, env!("CARGO_PKG_VERSION")).await?;
             let (taker, taken) = oneshot::channel();
-            *self.offer() = Some(Offer { number: host.nonce, device: Arc::clone(device), taker });
+            let number = host.nonce;
+            *self.offer() = Some(Offer { number, device: Arc::clone(device), taker });
             let taken = tokio::select! {
                 biased;
                 taken = taken => taken.ok(),
                 // Nobody says anything before the lane is taken, but the next host, and one that hangs up.
                 _ = stream.fill_buf() => None,
             };
-            *self.offer() = None;
+            // A later host's own stays.
+            drop(self.offer().take_if(|offer| offer.number == number));
             if let Some(given_back) = taken {
                 return Ok(given_back);
             }

@@ -8,10 +8,12 @@
 //! A panic in one call unwinds that call's task: its stream ends with an error and all others go on.
 
 mod accounts;
+mod after_restore;
 mod agent;
 mod archive;
 mod channel;
 mod configure;
+mod conversations;
 mod files;
 pub mod init;
 mod lane;

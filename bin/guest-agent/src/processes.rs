@@ -2,6 +2,7 @@
 
 mod inherit;
 mod journal;
+mod kernel_log;
 mod listing;
 mod pace;
 mod process;
@@ -33,15 +34,17 @@ use tonic::{Request, Response, Status, Streaming};
 use self::inherit::MainProcess;
 use self::journal::{Output, Reader, Source};
 use self::pace::Pace;
-use self::process::{Input, Process, Scope};
-use self::spec::{Launch, Life, ProcessId, Size};
+use self::process::{Input, Process};
+use self::spec::{Launch, ProcessId, Size};
 use crate::accounts::Accounts;
 use crate::agent::{Agent, Guest};
 use crate::init::handover;
 
-pub(crate) use self::listing::count;
+pub(crate) use self::listing::{count, is_kernel_thread, pids};
+pub(crate) use self::process::Scope;
+pub(crate) use self::spec::Life;
 pub(crate) use self::table::Table;
-pub(crate) use self::tree::Forest;
+pub(crate) use self::tree::{Forest, members_below};
 
 /// A host that opens a stream says at once what it wants.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
@@ -145,10 +148,18 @@ impl Agent {
         if spec.id == spec::MAIN {
             // A second one is refused below.
             let _ = main.set(MainProcess::of(&spec));
-        } else if let (true, Some(main)) = (spec.as_main, main.get()) {
+        }
+        // What is asked for by name wins over what the machine was given, and that over what the image says.
+        let given = self.inherited().all();
+        spec.environment.splice(..0, given);
+        if spec.id != spec::MAIN
+            && let (true, Some(main)) = (spec.as_main, main.get())
+        {
             main.fill(&mut spec);
         }
+        let start = self.gate().start().await?;
         let (reservation, launch, started) = crate::blocking(move || {
+            let _held = start;
             let launch = Launch::parse(spec, &Accounts::read())
                 .map_err(|error| Status::invalid_argument(error.to_string()))?;
             let reservation = agent.processes().reserve(launch.id.clone()).map_err(|error| match error {
@@ -177,7 +188,7 @@ impl Agent {
                     Status::resource_exhausted(format!("the process could not be supervised: {error}"))
                 })?
             }
-            Ok(None) => Process::init(reservation, &launch),
+            Ok(None) => Process::init(reservation, launch.stop_signal),
             Err(NotStarted::Program(status)) => {
                 exited(answers, status).await;
                 return Ok(());

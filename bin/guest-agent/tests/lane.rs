@@ -28,6 +28,15 @@ async fn greeted(lane: &UnixStream, number: u64) -> UnixStream {
     lane
 }
 
+/// The only end of a stream to the lane, and the agent's work on the other one.
+async fn greeted_stream(
+    host: &Host,
+    number: u64,
+) -> (UnixStream, tokio::task::JoinHandle<std::io::Result<()>>) {
+    let (lane, serving) = host.lane_stream();
+    (greeted(&lane, number).await, serving)
+}
+
 fn path_bytes(path: &Path) -> Bytes {
     Bytes::copy_from_slice(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
@@ -198,6 +207,38 @@ async fn a_lane_is_free_again_when_its_call_has_ended_whoever_still_waits_on_it(
     let stream = greeted(&lane, 3).await;
     let (written, _) = tokio::join!(write(&host, to.path(), 3), send(stream, chunks(&sent, MOST)));
     assert_eq!(written.unwrap().bytes, 3_500_005);
+}
+
+#[tokio::test]
+async fn over_vsock_each_host_has_a_stream_of_its_own_and_the_latest_has_the_lane() {
+    let (host, (from, sent), to) = (Host::connect().await, tree(), tempfile::tempdir().unwrap());
+    let (early, early_serving) = greeted_stream(&host, 1).await;
+    let (late, serving) = greeted_stream(&host, 2).await;
+    // The end of a host that came first takes nothing from the one that came after it.
+    drop(early);
+    early_serving.await.unwrap().unwrap();
+    assert_eq!(write(&host, to.path(), 1).await.unwrap_err().code(), Code::FailedPrecondition);
+    let (written, late) = tokio::join!(write(&host, to.path(), 2), send(late, chunks(&sent, MOST)));
+    assert_eq!(written.unwrap().bytes, 3_500_005);
+    // The call has ended, and its stream waits for the host.
+    assert!(!serving.is_finished());
+    drop(late);
+    serving.await.unwrap().unwrap();
+
+    let (lane, serving) = greeted_stream(&host, 3).await;
+    fs::remove_dir_all(from.path().join("sub")).unwrap();
+    let messages = read(&host, from.path(), 3).await.unwrap();
+    assert!(messages.iter().all(|message| message.data.is_empty()));
+    // Read after the call has ended: nothing of it is lost.
+    let archive = tokio::task::spawn_blocking(move || {
+        taken(&lane);
+        let mut archive = Vec::new();
+        Reader::new(&lane).read_to_end(&mut archive).map(|_| archive)
+    });
+    let back = tempfile::tempdir().unwrap();
+    tar::Archive::new(&archive.await.unwrap().unwrap()[..]).unpack(back.path()).unwrap();
+    assert_eq!(fs::read(back.path().join("small")).unwrap(), b"small");
+    serving.await.unwrap().unwrap();
 }
 
 async fn readable(lane: &UnixStream) {

@@ -52,6 +52,7 @@ impl Context {
             size_limit: self.settings.image_size_limit,
             platform: Platform::host(),
             registries: self.settings.registries.clone(),
+            ..StoreOptions::default()
         };
         Ok(Store::open(self.settings.layout.images(), options)?)
     }

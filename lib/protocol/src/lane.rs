@@ -24,6 +24,11 @@ pub const MOST: usize = 1 << 20;
 /// What the agent says first, once a call has taken the lane.
 pub const TAKEN: u8 = b'T';
 
+/// The lane's vsock port, where the channel is one: each connection to it is a lane, greeted and used once.
+pub const fn vsock_port(channel: u32) -> u32 {
+    channel + 1
+}
+
 /// Writes chunks: one for each write that is not larger than [`MOST`].
 #[derive(Debug)]
 pub struct Writer<W>(W);

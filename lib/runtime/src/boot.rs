@@ -22,6 +22,16 @@ pub(crate) struct Kernel {
     modules: Option<PathBuf>,
 }
 
+impl KernelFacts {
+    /// The choice that leads to this kernel again.
+    pub(crate) fn choice(&self) -> KernelChoice {
+        match &self.digest {
+            Some(digest) => KernelChoice::Bundle(digest.clone()),
+            None => KernelChoice::File(self.path.clone()),
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no guest kernel is installed in {}: run `./dev setup`, or name one with --kernel", path.display())]

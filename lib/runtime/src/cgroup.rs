@@ -203,6 +203,12 @@ pub(crate) fn own_memory() -> Option<(u64, u64)> {
     Some((number(limit)?, number(used)?))
 }
 
+/// What gives an ordinary user groups of his own, where something else gives users groups at all.
+pub(crate) fn repair() -> Option<String> {
+    let manager = Path::new("/run/systemd/system").is_dir() && !rustix::process::geteuid().is_root();
+    manager.then(|| "systemd-run --user --scope imp …, which runs imp in a group of your own".to_owned())
+}
+
 fn write(path: &Path, value: &str) -> Result<(), Error> {
     fs::write(path, value).map_err(|source| Error::Write { path: path.to_owned(), source })
 }

@@ -9,13 +9,15 @@ use crate::runtime::Config;
 use crate::spec::KernelChoice;
 use crate::status::Accelerator;
 use crate::vmm::drivers::{self, DriverChoice, Trials};
+use crate::vmm::firecracker::privileges;
 use crate::vmm::firecracker::probe::Found;
 use crate::vmm::memory::Freshness;
 use crate::{boot, ledger, network, random, vmm};
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
-    /// What was tried, in a word: "kvm", "firecracker", "jailer", "qemu", "driver", "kernel", "agent", "network", "bridge", "limits".
+    /// What was tried, in a word: "processor", "host kernel", "user", "kvm", "firecracker", "jailer", "qemu", "driver",
+    /// "kernel", "agent", "network", "bridge", "limits".
     pub name: &'static str,
     pub verdict: Verdict,
     /// What was found.
@@ -35,6 +37,8 @@ pub enum Verdict {
     },
 }
 
+mod host;
+
 /// Examines this machine; no owner is needed.
 pub async fn examine(config: &Config) -> Vec<Check> {
     let layout = Layout::new(config.data.clone(), config.runtime.clone());
@@ -46,7 +50,8 @@ pub async fn examine(config: &Config) -> Vec<Check> {
         firecracker: drivers::try_firecracker(&programs, &layout, Freshness::Now).await,
         qemu: drivers::try_qemu(&programs, &layout, Freshness::Now).await,
     };
-    let mut checks = vec![kvm(&trials), firecracker(&trials)];
+    let mut checks = this_host();
+    checks.extend([kvm(&trials), firecracker(&trials)]);
     checks.extend(trials.firecracker.as_ref().ok().map(jailer));
     checks.extend([qemu(&trials), driver(config.driver, &trials)]);
     checks.push(kernel(&layout));
@@ -55,6 +60,16 @@ pub async fn examine(config: &Config) -> Vec<Check> {
     checks.push(network::check::bridge(&layout));
     checks.push(limits());
     checks
+}
+
+fn this_host() -> Vec<Check> {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    // One that cannot ask has nothing.
+    let has = privileges::own().unwrap_or_else(|_| rustix::thread::CapabilitySet::empty());
+    let uid = rustix::process::geteuid().as_raw();
+    let user = host::user(uid, &privileges::missing_for_jails(has));
+    vec![host::processor(&cpuinfo), host::kernel(&release), user]
 }
 
 /// The device as this user finds it; then, whether a guest runs on it.
@@ -243,12 +258,14 @@ fn limits() -> Check {
     if groups.not_enforced.is_empty() {
         return good("limits", "memory, processors and threads of a VM are limited by control groups".into());
     }
+    // Where a group was made the host lets it, and what is missing is for its administrator.
+    let repair = (groups.directories.is_empty()).then(cgroup::repair).flatten();
     let missing = groups.not_enforced.iter().map(|limit| format!("{}: {}", limit.limit, limit.why));
     let text = format!(
         "the VMM alone limits its guest; not enforced besides: {}",
         missing.collect::<Vec<_>>().join("; ")
     );
-    Check { name: "limits", verdict: Verdict::Degraded { repair: None }, found: text }
+    Check { name: "limits", verdict: Verdict::Degraded { repair }, found: text }
 }
 
 fn good(name: &'static str, found: String) -> Check {

@@ -27,9 +27,11 @@ mod archive;
 mod lane;
 mod main_process;
 mod pack;
+pub(crate) mod restore;
 
 pub(crate) use archive::copy_in;
 pub use lane::Lane;
+pub(crate) use lane::Lanes;
 pub(crate) use main_process::{Heard, MAIN, Request, follow};
 
 /// First time that an agent gets to answer a greeting; doubled for each further one. A channel that was just opened may
@@ -65,7 +67,7 @@ impl GuestHold {
 pub(crate) struct Channel(OwnedFd);
 
 impl Channel {
-    fn hold(stream: UnixStream) -> Result<(Self, UnixStream), vmm::Error> {
+    pub(crate) fn hold(stream: UnixStream) -> Result<(Self, UnixStream), vmm::Error> {
         let held = stream.as_fd().try_clone_to_owned().map_err(vmm::Error::Channel)?;
         Ok((Self(held), stream))
     }
@@ -103,6 +105,11 @@ impl Error {
     /// Whether the guest answered that it does not know what was asked for.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { status, .. } if status.code() == tonic::Code::NotFound)
+    }
+
+    /// Whether the guest's agent is of a version that does not know the call.
+    pub(crate) fn is_unimplemented(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if status.code() == tonic::Code::Unimplemented)
     }
 }
 

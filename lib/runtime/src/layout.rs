@@ -163,6 +163,11 @@ impl VmLayout {
         self.runtime.join("lane.sock")
     }
 
+    /// Over which QEMU writes and reads a machine's state.
+    pub(crate) fn migration_socket(&self) -> PathBuf {
+        self.runtime.join("migration.sock")
+    }
+
     pub(crate) fn console_socket(&self) -> PathBuf {
         self.runtime.join("console.sock")
     }

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use imp_network::spec::VmNetwork;
+use imp_storage::blob::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::id::VmId;
@@ -29,6 +30,30 @@ pub(crate) struct Record {
     /// The bridge network of the VM, from before anything of it is there.
     #[serde(default)]
     pub bridge: Option<VmNetwork>,
+    #[serde(default)]
+    pub origin: Origin,
+    #[serde(default)]
+    pub purpose: Purpose,
+}
+
+/// What the VM's machine begins as.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "origin")]
+pub(crate) enum Origin {
+    #[default]
+    Boot,
+    Snapshot {
+        digest: Digest,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Purpose {
+    #[default]
+    Serve,
+    /// To become a template. Of no use to another owner.
+    Template,
 }
 
 /// How much of a VM may exist. Written before the step that makes it true.
@@ -43,16 +68,40 @@ pub(crate) enum Stage {
     Booting { vmm: ProcessRecord },
     /// The main process has been started.
     Running { vmm: ProcessRecord },
+    /// Made of a snapshot, loaded and paused.
+    Dormant { vmm: ProcessRecord },
+    /// As `Dormant`, and somebody is getting it.
+    Waking { vmm: ProcessRecord },
+    /// As `Running`; its processes, and the machine, may stand still.
+    Asleep { vmm: ProcessRecord },
+    /// As `Asleep`, because its user wants it to.
+    Paused { vmm: ProcessRecord },
     /// The main process has ended. Written before the guest is told that this is known: it forgets it then.
     Ended { vmm: ProcessRecord, outcome: Outcome },
     /// Nothing runs any more.
     Stopped,
 }
 
+impl Stage {
+    pub(crate) fn running(vmm: ProcessRecord) -> Self {
+        Self::Running { vmm }
+    }
+}
+
 impl Record {
     pub(crate) fn new(spec: VmSpec, status: VmStatus, bridge: Option<VmNetwork>) -> Self {
         let (stage, cgroups) = (Stage::Created, Vec::new());
-        Self { format: FORMAT, spec, status, stage, cgroups, network: None, bridge }
+        Self {
+            format: FORMAT,
+            spec,
+            status,
+            stage,
+            cgroups,
+            network: None,
+            bridge,
+            origin: Origin::Boot,
+            purpose: Purpose::Serve,
+        }
     }
 }
 
@@ -119,6 +168,16 @@ pub(crate) fn create(layout: &Layout, record: &Record) -> Result<(), Error> {
 
 /// Replaces the record: after a crash at any moment either the old or the new one is there, whole.
 pub(crate) fn write(vm: &VmLayout, record: &Record) -> Result<(), Error> {
+    replace(vm, record, File::sync_all)?;
+    sync_directory(vm.data())
+}
+
+/// As `write`, for what ends with the machine that this runs on: a crash of that may leave an empty record, which is none.
+pub(crate) fn write_unsynced(vm: &VmLayout, record: &Record) -> Result<(), Error> {
+    replace(vm, record, |_| Ok(()))
+}
+
+fn replace(vm: &VmLayout, record: &Record, sync: impl FnOnce(&File) -> io::Result<()>) -> Result<(), Error> {
     let text = serde_json::to_vec_pretty(record)
         .map_err(|source| Error::Serialise { id: record.status.id.clone(), source })?;
     let path = vm.record();
@@ -126,11 +185,10 @@ pub(crate) fn write(vm: &VmLayout, record: &Record) -> Result<(), Error> {
     let written = || -> io::Result<()> {
         let mut file = File::create(&new)?;
         file.write_all(&text)?;
-        file.sync_all()?;
+        sync(&file)?;
         fs::rename(&new, &path)
     };
-    written().map_err(|source| Error::Write { path: path.clone(), source })?;
-    sync_directory(vm.data())
+    written().map_err(|source| Error::Write { path: path.clone(), source })
 }
 
 /// Removes the record first and then the directory: a crash in between leaves a directory without a record, which the
@@ -180,6 +238,9 @@ fn read(vm: &VmLayout) -> Result<Option<Record>, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(Error::Read { path, source }),
     };
+    if text.is_empty() {
+        return Ok(None);
+    }
     let head: Head =
         serde_json::from_slice(&text).map_err(|source| Error::Damaged { path: path.clone(), source })?;
     if head.format != FORMAT {

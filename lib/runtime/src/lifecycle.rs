@@ -16,10 +16,25 @@
 //! The end of the VMM leads to `CleaningUp` from every phase in which one may run. What comes too late is ignored. A VM
 //! whose owner ended before the record said that the main process runs goes on in `Finding`: the guest knows whether it
 //! does.
+//!
+//! A VM that is made of a snapshot has no boot, and one that runs may be put to sleep ([`asleep`]):
+//!
+//! ```text
+//! Created ─Start─► Preparing ─► Spawning ─Loaded─► Dormant ─Activate─► Waking ─► Running
+//!
+//! Running ─Save──► Sleeping ─► Saving ──┬─► Rousing ─► Running
+//! Running ─Pause─► Sleeping ─► Pausing ─┴─failure─► Rousing
+//!                                └─► Paused ─Resume─► Rousing
+//! ```
+//!
+//! Whatever goes wrong between `Sleeping` and `Rousing`, the machine goes on: `Rousing` begins with that.
 
 use std::time::Duration;
 
 use crate::status::{Failure, Outcome, State, VmmEnd};
+
+mod asleep;
+mod awake;
 
 /// What the guest gets to power off once it was asked to, before the VMM is killed.
 pub(crate) const POWER_OFF: Duration = Duration::from_secs(10);
@@ -29,6 +44,8 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 pub(crate) const START: Duration = Duration::from_secs(120);
 /// How long a broken channel may take to come back.
 pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
+/// How long a guest may take to freeze its processes and write its file systems back.
+pub(crate) const FALL_ASLEEP: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -39,12 +56,31 @@ pub(crate) enum Phase {
     Answering,
     Configuring,
     CopyingIn,
+    /// Commands that a template begins with run.
+    Initialising,
     StartingMain,
+    /// Loaded from a snapshot and paused; nobody's yet.
+    Dormant,
+    /// The new machine runs; its guest repairs what it shares with others made of that snapshot.
+    Waking,
     /// Another owner may have started the main process; the guest is asked.
     Finding,
     Running,
     /// The channel broke while the main process ran.
     Reconnecting,
+    /// The guest freezes its processes.
+    Sleeping {
+        then: Rest,
+    },
+    /// Paused, while its memory, state and disk are written.
+    Saving {
+        after: After,
+    },
+    Pausing,
+    /// Until its user wants it to go on.
+    Paused,
+    /// Resumed; the guest is asked to let its processes run again.
+    Rousing,
     /// The main process was sent its stop signal.
     StoppingMain,
     /// The main process has ended; readers get the rest.
@@ -71,14 +107,45 @@ pub(crate) enum Phase {
     },
 }
 
+/// What a running VM is put to sleep for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rest {
+    Snapshot(After),
+    Pause,
+}
+
+/// What becomes of a machine of which a snapshot was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    GoOn,
+    /// It was there for the snapshot alone.
+    End,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Input {
     Start,
     Prepared,
     Spawned,
+    /// As `Spawned`, of a machine that was made of a snapshot.
+    Loaded,
+    /// The dormant VM becomes somebody's.
+    Activate,
+    /// The guest confirmed what had to be.
+    Woken,
+    /// A snapshot, or a pause, was asked for.
+    Rest(Rest),
+    Slept,
+    /// The guest's agent knows no sleep: everything runs on.
+    NotSlept,
+    Saved,
+    Halted,
+    /// Asked for by the user.
+    Resume,
     Answered,
     Configured,
     CopiedIn,
+    Initialised,
     MainStarted,
     /// A step of the start failed.
     Failed(Failure),
@@ -108,6 +175,8 @@ pub(crate) enum Deadline {
     /// The guest must have powered off.
     PowerOff,
     Reconnect,
+    /// The guest's processes must stand still.
+    Sleep,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,10 +188,22 @@ pub(crate) enum Command {
     Greet,
     Configure,
     CopyIn,
+    Initialise,
     StartMain,
     /// Follow a main process that another owner, or an earlier channel, has started.
     FollowMain,
     Reconnect,
+    /// Resume the new machine, and have its guest become who it is to be.
+    Wake,
+    /// Have the guest freeze its processes and write back what it holds.
+    Sleep,
+    /// Pause, write memory, state and disk.
+    Save,
+    Pause,
+    /// Attach to what another owner has left dormant.
+    Attach,
+    /// Resume, whatever it was paused for, and have the guest's processes run again.
+    Rouse,
     /// Send the main process its stop signal.
     SignalMain,
     /// Wait until the last reader of the main process's output lets go.
@@ -145,11 +226,33 @@ pub(crate) struct Times {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Remains {
     /// Recorded as about to start or as booting. Its environment died with its owner, unless it reached the guest.
-    Unfinished { vmm: VmmRemains },
+    Unfinished {
+        vmm: VmmRemains,
+    },
     /// Its main process had been started.
-    Started { vmm: VmmRemains },
+    Started {
+        vmm: VmmRemains,
+    },
     /// Its main process had ended, and the guest may have been told that this is known.
-    Ended { vmm: VmmRemains, outcome: Outcome },
+    Ended {
+        vmm: VmmRemains,
+        outcome: Outcome,
+    },
+    /// Its snapshot had been loaded, and nobody had it yet.
+    Dormant {
+        vmm: VmmRemains,
+    },
+    /// Of use to nobody but an owner that is gone: half loaded, half woken, or the making of a template.
+    Useless {
+        vmm: VmmRemains,
+    },
+    /// Its processes may stand still, and so may the machine.
+    Asleep {
+        vmm: VmmRemains,
+    },
+    Paused {
+        vmm: VmmRemains,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,141 +280,48 @@ impl Phase {
             Remains::Started { vmm: VmmRemains::Gone } => Self::clean_up(failed(Failure::GoneUnseen)),
             Remains::Ended { vmm: VmmRemains::Alive, outcome } => Self::end(outcome),
             Remains::Ended { vmm: VmmRemains::Gone, outcome } => Self::clean_up(outcome),
+            Remains::Dormant { vmm: VmmRemains::Alive } => (Self::Dormant, vec![Command::Attach]),
+            Remains::Useless { vmm: VmmRemains::Alive } => Self::end(failed(Failure::OwnerGone)),
+            Remains::Dormant { vmm: VmmRemains::Gone } | Remains::Useless { vmm: VmmRemains::Gone } => {
+                Self::clean_up(failed(Failure::OwnerGone))
+            }
+            Remains::Asleep { vmm: VmmRemains::Alive } => Self::rouse(),
+            // Its owner may have ended before the machine had stopped.
+            Remains::Paused { vmm: VmmRemains::Alive } => (Self::Pausing, vec![Command::Pause]),
+            Remains::Asleep { vmm: VmmRemains::Gone } | Remains::Paused { vmm: VmmRemains::Gone } => {
+                Self::clean_up(failed(Failure::GoneUnseen))
+            }
         }
     }
 
     /// The next phase and what is to be done on the way there, in this order.
     pub(crate) fn on(self, input: Input, times: Times) -> (Self, Vec<Command>) {
-        use Command as C;
-        match (self, input) {
-            (Self::Created, Input::Start) => (Self::Preparing, vec![C::Prepare]),
-            (Self::Created, Input::Kill | Input::Stop { .. }) => Self::clean_up(Outcome::Killed),
-            (Self::Created, Input::DeadlinePassed(Deadline::Start)) => {
-                Self::clean_up(failed(Failure::NeverStarted { seconds: START.as_secs() }))
-            }
-
-            (Self::Preparing, Input::Prepared) => (Self::Spawning, vec![C::Spawn]),
-            (Self::Preparing | Self::Spawning, Input::Failed(failure)) => Self::clean_up(failed(failure)),
-            (Self::Preparing | Self::Spawning, Input::Kill | Input::Stop { .. }) => {
-                (Self::Abandoning { outcome: Outcome::Killed }, vec![])
-            }
-            (Self::Abandoning { outcome }, Input::Spawned) => Self::end(outcome),
-            (Self::Abandoning { outcome }, Input::Prepared | Input::Failed(_)) => Self::clean_up(outcome),
-
-            (Self::Spawning, Input::Spawned) => {
-                (Self::Answering, vec![C::Arm(Deadline::Answer, times.answer), C::Greet])
-            }
-            (Self::Answering, Input::Answered) => (Self::Configuring, vec![C::Configure]),
-            (Self::Configuring, Input::Configured) => (Self::CopyingIn, vec![C::CopyIn]),
-            (Self::CopyingIn, Input::CopiedIn) => (Self::StartingMain, vec![C::StartMain]),
-            (Self::StartingMain, Input::MainStarted) => (Self::Running, vec![]),
-
-            (
-                Self::Answering | Self::Configuring | Self::CopyingIn | Self::StartingMain,
-                Input::Failed(failure),
-            ) => Self::end(failed(failure)),
-            (
-                Self::Answering | Self::Configuring | Self::CopyingIn | Self::StartingMain,
-                Input::Kill | Input::Stop { .. },
-            ) => Self::end(Outcome::Killed),
-            (Self::Answering | Self::Configuring, Input::DeadlinePassed(Deadline::Answer)) => {
-                Self::end(failed(Failure::NoAnswer { seconds: times.answer.as_secs() }))
-            }
-            (Self::Configuring | Self::CopyingIn | Self::StartingMain, Input::ChannelLost) => {
-                Self::end(failed(Failure::ChannelLost { seconds: 0 }))
-            }
-            (
-                phase @ (Self::Answering | Self::Configuring | Self::CopyingIn | Self::StartingMain),
-                Input::VmmEnded(vmm),
-            ) => match phase {
-                Self::StartingMain => Self::clean_up(failed(Failure::EndedWhileRunning { vmm })),
-                _ => Self::clean_up(failed(Failure::EndedInBoot { vmm })),
-            },
-
-            (Self::Finding, Input::ChannelBack) => (Self::Finding, vec![C::FollowMain]),
-            (Self::Finding, Input::MainStarted) => (Self::Running, vec![]),
-            (Self::Finding, Input::ChannelLost) => (Self::Finding, vec![C::Reconnect]),
-            // The guest does not know it, or says nothing at all.
-            (Self::Finding, Input::Failed(_) | Input::DeadlinePassed(Deadline::Reconnect)) => {
-                Self::end(failed(Failure::OwnerGone))
-            }
-            (Self::Finding, Input::Kill | Input::Stop { .. }) => Self::end(Outcome::Killed),
-            (Self::Finding, Input::VmmEnded(_)) => Self::clean_up(failed(Failure::OwnerGone)),
-
-            (
-                Self::StartingMain | Self::Finding | Self::Running | Self::Reconnecting | Self::StoppingMain,
-                Input::MainEnded(outcome),
-            ) => (Self::Draining { outcome }, vec![C::Arm(Deadline::Drain, DRAIN), C::Drain]),
-            (Self::Running, Input::ChannelLost) => {
-                (Self::Reconnecting, vec![C::Arm(Deadline::Reconnect, RECONNECT), C::Reconnect])
-            }
-            // The channel works, but the guest does not know its main process.
-            (Self::Running, Input::Failed(failure)) => Self::end(failed(failure)),
-            (Self::Reconnecting, Input::ChannelBack) => (Self::Running, vec![C::FollowMain]),
-            (Self::Reconnecting, Input::DeadlinePassed(Deadline::Reconnect)) => {
-                Self::end(failed(Failure::ChannelLost { seconds: RECONNECT.as_secs() }))
-            }
-            (Self::Running, Input::Stop { grace }) => {
-                (Self::StoppingMain, vec![C::Arm(Deadline::Grace, grace), C::SignalMain])
-            }
-            // Nobody can be asked to stop over a broken channel.
-            (Self::Reconnecting, Input::Stop { .. }) => Self::end(Outcome::Killed),
-            (Self::StoppingMain, Input::Stop { grace }) => {
-                (Self::StoppingMain, vec![C::Arm(Deadline::Grace, grace)])
-            }
-            (Self::StoppingMain, Input::DeadlinePassed(Deadline::Grace) | Input::ChannelLost) => {
-                Self::end(Outcome::Signalled { signal: 9, out_of_memory: false, timed_out: false })
-            }
-            (Self::Running | Self::Reconnecting | Self::StoppingMain, Input::Kill) => {
-                Self::end(Outcome::Killed)
-            }
-            (
-                Self::Running | Self::Reconnecting | Self::StoppingMain,
-                Input::VmmEnded(VmmEnd::PoweredOff),
-            ) => Self::clean_up(Outcome::PoweredOff),
-            (Self::Running | Self::Reconnecting | Self::StoppingMain, Input::VmmEnded(vmm)) => {
-                Self::clean_up(failed(Failure::EndedWhileRunning { vmm }))
-            }
-
-            (Self::Draining { outcome }, Input::Drained | Input::DeadlinePassed(Deadline::Drain)) => {
-                (Self::ShuttingDown { outcome }, vec![C::Arm(Deadline::PowerOff, POWER_OFF), C::ShutDown])
-            }
-            (
-                Self::ShuttingDown { outcome },
-                Input::DeadlinePassed(Deadline::PowerOff) | Input::Failed(_),
-            ) => Self::end(outcome),
-            (
-                Self::Draining { outcome } | Self::ShuttingDown { outcome },
-                Input::Kill | Input::ChannelLost,
-            ) => Self::end(outcome),
-            (
-                Self::Draining { outcome } | Self::ShuttingDown { outcome } | Self::Ending { outcome },
-                Input::VmmEnded(_),
-            ) => Self::clean_up(outcome),
-
-            (Self::CleaningUp { outcome }, Input::CleanedUp) => (Self::Stopped { outcome }, vec![]),
-
-            // Too late, or nothing to do with this phase.
-            (
-                phase,
-                Input::Start
-                | Input::Prepared
-                | Input::Spawned
-                | Input::Answered
-                | Input::Configured
-                | Input::CopiedIn
-                | Input::MainStarted
-                | Input::Failed(_)
-                | Input::MainEnded(_)
-                | Input::Drained
-                | Input::ChannelLost
-                | Input::ChannelBack
-                | Input::Stop { .. }
-                | Input::Kill
-                | Input::DeadlinePassed(_)
-                | Input::VmmEnded(_)
-                | Input::CleanedUp,
-            ) => (phase, vec![]),
+        match self {
+            Self::Dormant
+            | Self::Waking
+            | Self::Sleeping { .. }
+            | Self::Saving { .. }
+            | Self::Pausing
+            | Self::Paused
+            | Self::Rousing => self.on_asleep(input, times),
+            Self::Created
+            | Self::Preparing
+            | Self::Spawning
+            | Self::Answering
+            | Self::Configuring
+            | Self::CopyingIn
+            | Self::Initialising
+            | Self::StartingMain
+            | Self::Finding
+            | Self::Running
+            | Self::Reconnecting
+            | Self::StoppingMain
+            | Self::Draining { .. }
+            | Self::ShuttingDown { .. }
+            | Self::Abandoning { .. }
+            | Self::Ending { .. }
+            | Self::CleaningUp { .. }
+            | Self::Stopped { .. } => self.on_awake(input, times),
         }
     }
 
@@ -331,8 +341,13 @@ impl Phase {
             | Self::Answering
             | Self::Configuring
             | Self::CopyingIn
+            | Self::Initialising
             | Self::StartingMain
+            | Self::Waking
             | Self::Finding => State::Starting,
+            Self::Dormant => State::Prepared,
+            Self::Sleeping { .. } | Self::Saving { .. } | Self::Pausing | Self::Rousing => State::Asleep,
+            Self::Paused => State::Paused,
             Self::Running | Self::Reconnecting => State::Running,
             Self::StoppingMain
             | Self::Draining { .. }
@@ -358,10 +373,18 @@ impl Phase {
             | Self::Answering
             | Self::Configuring
             | Self::CopyingIn
+            | Self::Initialising
             | Self::StartingMain
+            | Self::Dormant
+            | Self::Waking
             | Self::Finding
             | Self::Running
             | Self::Reconnecting
+            | Self::Sleeping { .. }
+            | Self::Saving { .. }
+            | Self::Pausing
+            | Self::Paused
+            | Self::Rousing
             | Self::StoppingMain => None,
         }
     }

@@ -16,10 +16,21 @@ fn phases() -> Vec<Phase> {
         Phase::Answering,
         Phase::Configuring,
         Phase::CopyingIn,
+        Phase::Initialising,
         Phase::StartingMain,
+        Phase::Dormant,
+        Phase::Waking,
         Phase::Finding,
         Phase::Running,
         Phase::Reconnecting,
+        Phase::Sleeping { then: Rest::Snapshot(After::GoOn) },
+        Phase::Sleeping { then: Rest::Snapshot(After::End) },
+        Phase::Sleeping { then: Rest::Pause },
+        Phase::Saving { after: After::GoOn },
+        Phase::Saving { after: After::End },
+        Phase::Pausing,
+        Phase::Paused,
+        Phase::Rousing,
         Phase::StoppingMain,
         Phase::Draining { outcome: EXITED },
         Phase::ShuttingDown { outcome: EXITED },
@@ -38,14 +49,26 @@ fn inputs() -> Vec<Input> {
         Deadline::Drain,
         Deadline::PowerOff,
         Deadline::Reconnect,
+        Deadline::Sleep,
     ];
     let mut inputs = vec![
         Input::Start,
         Input::Prepared,
         Input::Spawned,
+        Input::Loaded,
+        Input::Activate,
+        Input::Woken,
+        Input::Rest(Rest::Snapshot(After::GoOn)),
+        Input::Rest(Rest::Pause),
+        Input::Slept,
+        Input::NotSlept,
+        Input::Saved,
+        Input::Halted,
+        Input::Resume,
         Input::Answered,
         Input::Configured,
         Input::CopiedIn,
+        Input::Initialised,
         Input::MainStarted,
         Input::Failed(gone()),
         Input::MainEnded(EXITED),
@@ -92,7 +115,8 @@ fn a_program_runs_and_its_exit_is_the_outcome() {
         (Input::Spawned, Phase::Answering, vec![C::Arm(Deadline::Answer, TIMES.answer), C::Greet]),
         (Input::Answered, Phase::Configuring, vec![C::Configure]),
         (Input::Configured, Phase::CopyingIn, vec![C::CopyIn]),
-        (Input::CopiedIn, Phase::StartingMain, vec![C::StartMain]),
+        (Input::CopiedIn, Phase::Initialising, vec![C::Initialise]),
+        (Input::Initialised, Phase::StartingMain, vec![C::StartMain]),
         (Input::MainStarted, Phase::Running, vec![]),
         (
             Input::MainEnded(EXITED),
@@ -196,7 +220,13 @@ fn what_does_not_concern_a_phase_changes_nothing() {
         .collect();
     let counts: Vec<usize> = table.iter().map(|(_, n)| *n).collect();
     // One number per phase, in the order of `phases`: how many of the inputs it reacts to.
-    assert_eq!(counts, [4, 4, 4, 7, 8, 7, 8, 10, 7, 7, 7, 6, 6, 3, 2, 1, 0], "{table:#?}");
+    let boots = [4, 4, 5, 7, 8, 7, 7, 8];
+    let is_made_of_a_snapshot = [6, 7];
+    let runs = [10, 9, 7];
+    let sleeps = [10, 10, 10, 6, 6, 6, 5, 8];
+    let ends = [7, 6, 6, 4, 2, 1, 0];
+    let expected = [&boots[..], &is_made_of_a_snapshot, &runs, &sleeps, &ends].concat();
+    assert_eq!(counts, expected, "{table:#?}");
 }
 
 #[test]
@@ -254,4 +284,113 @@ fn a_vm_that_nobody_starts_is_given_up_and_one_that_was_started_is_not() {
     assert!(matches!(given_up, Phase::CleaningUp { .. }) && commands == [Command::CleanUp], "{given_up:?}");
     let (started, _) = phase.on(Input::Start, TIMES);
     assert_eq!(started.clone().on(passed, TIMES), (started, vec![]));
+}
+
+/// Phases in which a machine stands still, or may, and has to go on or to end.
+fn asleep() -> Vec<Phase> {
+    let is_asleep =
+        |phase: &Phase| matches!(phase.state(), crate::status::State::Asleep | crate::status::State::Paused);
+    phases().into_iter().filter(is_asleep).collect()
+}
+
+#[test]
+fn a_vm_of_a_snapshot_waits_loaded_until_somebody_has_it_and_is_served_only_when_its_guest_confirms() {
+    use Command as C;
+    let steps = [
+        (Input::Start, Phase::Preparing, vec![C::Prepare]),
+        (Input::Prepared, Phase::Spawning, vec![C::Spawn]),
+        (Input::Loaded, Phase::Dormant, vec![]),
+        (Input::Activate, Phase::Waking, vec![C::Arm(Deadline::Answer, TIMES.answer), C::Wake]),
+        (Input::Woken, Phase::Running, vec![C::FollowMain]),
+    ];
+    let mut phase = Phase::Created;
+    for (input, next, commands) in steps {
+        let at = phase.clone();
+        assert_eq!(phase.on(input.clone(), TIMES), (next.clone(), commands), "{at:?} on {input:?}");
+        phase = next;
+    }
+    for input in [Input::Failed(gone()), Input::DeadlinePassed(Deadline::Answer)] {
+        let (refused, commands) = Phase::Waking.on(input.clone(), TIMES);
+        assert!(matches!(refused, Phase::Ending { .. }) && commands == [C::KillVmm], "{input:?}");
+    }
+    // Nobody has it twice.
+    assert_eq!(Phase::Waking.on(Input::Activate, TIMES), (Phase::Waking, vec![]));
+}
+
+#[test]
+fn a_vm_that_was_put_to_sleep_goes_on_whatever_happens_to_its_snapshot() {
+    let rest = Input::Rest(Rest::Snapshot(After::GoOn));
+    let (sleeping, commands) = Phase::Running.on(rest.clone(), TIMES);
+    assert_eq!(commands, [Command::Arm(Deadline::Sleep, FALL_ASLEEP), Command::Sleep]);
+    let (saving, commands) = sleeping.clone().on(Input::Slept, TIMES);
+    assert_eq!((&saving, commands), (&Phase::Saving { after: After::GoOn }, vec![Command::Save]));
+    let goes_on = Phase::rouse();
+    for input in [Input::Saved, Input::Failed(gone())] {
+        assert_eq!(saving.clone().on(input, TIMES), goes_on);
+    }
+    for input in [Input::Failed(gone()), Input::ChannelLost, Input::DeadlinePassed(Deadline::Sleep)] {
+        assert_eq!(sleeping.clone().on(input, TIMES), goes_on);
+    }
+    assert_eq!(Phase::Rousing.on(Input::Woken, TIMES), (Phase::Running, vec![Command::FollowMain]));
+    // An agent that knows no sleep has changed nothing.
+    assert_eq!(sleeping.on(Input::NotSlept, TIMES), (Phase::Running, vec![Command::FollowMain]));
+    // It has no second life to sleep for.
+    for phase in asleep() {
+        assert_eq!(phase.clone().on(rest.clone(), TIMES), (phase, vec![]));
+    }
+}
+
+#[test]
+fn a_machine_that_was_there_for_its_snapshot_ends_with_it() {
+    let (saving, _) = run(Phase::Running, &[Input::Rest(Rest::Snapshot(After::End)), Input::Slept]);
+    let (ending, commands) = saving.clone().on(Input::Saved, TIMES);
+    assert_eq!((ending, commands), (Phase::Ending { outcome: Outcome::Killed }, vec![Command::KillVmm]));
+    assert!(matches!(saving.on(Input::Failed(gone()), TIMES).0, Phase::Ending { .. }));
+}
+
+#[test]
+fn a_paused_vm_stays_so_until_it_is_resumed_or_ended() {
+    let (paused, _) = run(Phase::Running, &[Input::Rest(Rest::Pause), Input::Slept, Input::Halted]);
+    assert_eq!(paused, Phase::Paused);
+    for input in [Input::ChannelLost, Input::DeadlinePassed(Deadline::Sleep), Input::Activate] {
+        assert_eq!(paused.clone().on(input, TIMES), (Phase::Paused, vec![]));
+    }
+    assert_eq!(paused.clone().on(Input::Resume, TIMES), Phase::rouse());
+    assert_eq!(run(paused, &[Input::Resume, Input::Woken]).0, Phase::Running);
+    assert_eq!(Phase::Pausing.on(Input::Failed(gone()), TIMES), Phase::rouse());
+}
+
+#[test]
+fn no_phase_of_sleep_lasts_for_ever_but_a_pause() {
+    for phase in asleep().into_iter().filter(|phase| *phase != Phase::Paused) {
+        let ways: Vec<Input> = inputs()
+            .into_iter()
+            .filter(|input| phase.clone().on(input.clone(), TIMES).0 != phase)
+            .filter(|input| !matches!(input, Input::Kill | Input::Stop { .. }))
+            .collect();
+        assert!(!ways.is_empty(), "{phase:?}");
+    }
+    // Until the guest is there again, or is given up.
+    let (rousing, commands) = Phase::rouse();
+    assert!(commands.contains(&Command::Arm(Deadline::Reconnect, RECONNECT)));
+    assert!(matches!(rousing.on(Input::DeadlinePassed(Deadline::Reconnect), TIMES).0, Phase::Ending { .. }));
+}
+
+#[test]
+fn the_next_owner_has_a_sleeper_go_on_keeps_what_is_dormant_and_ends_what_is_of_no_use() {
+    let (alive, gone) = (VmmRemains::Alive, VmmRemains::Gone);
+    assert_eq!(Phase::adopted(Remains::Dormant { vmm: alive }), (Phase::Dormant, vec![Command::Attach]));
+    assert_eq!(Phase::adopted(Remains::Asleep { vmm: alive }), Phase::rouse());
+    assert_eq!(Phase::adopted(Remains::Paused { vmm: alive }), (Phase::Pausing, vec![Command::Pause]));
+    assert!(matches!(Phase::adopted(Remains::Useless { vmm: alive }).0, Phase::Ending { .. }));
+    for remains in [
+        Remains::Dormant { vmm: gone },
+        Remains::Asleep { vmm: gone },
+        Remains::Paused { vmm: gone },
+        Remains::Useless { vmm: gone },
+    ] {
+        let (phase, commands) = Phase::adopted(remains.clone());
+        assert!(matches!(phase, Phase::CleaningUp { .. }), "{remains:?}");
+        assert_eq!(commands, [Command::CleanUp], "{remains:?}");
+    }
 }

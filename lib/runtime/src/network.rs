@@ -45,7 +45,7 @@ impl Network {
 }
 
 /// What is shown of the network of a VM, and told to its guest. `bridge`: of a VM that has one, with its MTU.
-pub(crate) fn facts(mode: NetworkMode, id: &VmId, bridge: Option<(&VmNetwork, u32)>) -> NetworkFacts {
+pub(crate) fn facts(mode: NetworkMode, mac: &str, bridge: Option<(&VmNetwork, u32)>) -> NetworkFacts {
     let nothing = NetworkFacts {
         mode,
         mac: None,
@@ -59,7 +59,7 @@ pub(crate) fn facts(mode: NetworkMode, id: &VmId, bridge: Option<(&VmNetwork, u3
     match (mode, bridge) {
         (NetworkMode::None, _) | (NetworkMode::Bridge, None) => nothing,
         (NetworkMode::User, _) => NetworkFacts {
-            mac: Some(mac(id)),
+            mac: Some(mac.to_owned()),
             addresses: vec![format!("{}/{}", passt::GUEST, passt::PREFIX)],
             gateways: vec![IpAddr::V4(passt::GATEWAY)],
             nameservers: vec![IpAddr::V4(passt::NAMESERVER)],
@@ -124,8 +124,8 @@ mod tests {
     #[test]
     fn a_vm_without_a_network_has_no_address_and_one_with_has_all_it_needs() {
         let id = VmId::from_random([0xab; 8]);
-        assert!(interface(&facts(NetworkMode::None, &id, None)).is_none());
-        let user = interface(&facts(NetworkMode::User, &id, None)).unwrap();
+        assert!(interface(&facts(NetworkMode::None, &mac(&id), None)).is_none());
+        let user = interface(&facts(NetworkMode::User, &mac(&id), None)).unwrap();
         assert_eq!((user.mac.as_str(), user.mtu), ("52:54:00:ab:ab:ab", 65_520));
         assert_eq!((user.addresses, user.gateways), (vec!["10.0.2.15/24".into()], vec!["10.0.2.2".into()]));
     }

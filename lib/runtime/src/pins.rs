@@ -1,4 +1,4 @@
-//! Keeps the base disk of a living VM in the store.
+//! Keeps the base disk of a living VM in the store, and the snapshot that it was made of.
 
 use imp_storage::blob::digest::Digest;
 use imp_storage::store::{self, Store};
@@ -11,7 +11,7 @@ const PREFIX: &str = "vm-";
 pub enum Error {
     #[error("{key:?} is not the key of a disk")]
     Key { key: String },
-    #[error("the disk {key} cannot be kept for the VM")]
+    #[error("{key} cannot be kept for the VM")]
     Pin {
         key: String,
         #[source]
@@ -30,6 +30,13 @@ pub(crate) fn pin(store: &Store, key: &str, id: &VmId) -> Result<(), Error> {
     store
         .pin(&digest, &owner(id))
         .map_err(|source| Error::Pin { key: key.to_owned(), source: Box::new(source) })
+}
+
+/// The snapshot whose memory the VM maps.
+pub(crate) fn pin_snapshot(store: &Store, snapshot: &Digest, id: &VmId) -> Result<(), Error> {
+    store
+        .pin(snapshot, &owner(id))
+        .map_err(|source| Error::Pin { key: snapshot.to_string(), source: Box::new(source) })
 }
 
 pub(crate) fn unpin(store: &Store, id: &VmId) -> Result<(), Error> {

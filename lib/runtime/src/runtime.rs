@@ -1,30 +1,36 @@
 //! The one entry point: opens a data directory as its only owner, adopts the VMs that live, and runs new ones.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use imp_network::spec::VmNetwork;
+use imp_storage::blob::digest::Digest;
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::admission::{Machine, Need, Refusal};
 use crate::doctor::{self, Check};
 use crate::id::VmId;
-use crate::ledger::{self, Record};
+use crate::ledger;
 use crate::lifecycle::Input;
 use crate::logs::{self, LogQuery, LogReader};
-use crate::spec::{BridgeSettings, NetworkMode, VmName, VmSpec};
-use crate::status::{DriverFacts, Event, KernelFacts, NetworkFacts, State, Usage, VmStatus};
+use crate::spec::{BridgeSettings, NetworkMode, VmName};
+use crate::status::{Event, Outcome, State, Usage, VmStatus};
 use crate::usage::{self, Commitment};
-use crate::vm::{self, Beginning, Context, Handle, Message};
-use crate::vmm::Driver;
-use crate::vmm::drivers::{DriverChoice, Programs, User};
-use crate::{boot, console, network, pins, process, random, vmm};
+use crate::vm::{self, Context, Handle, Message};
+use crate::vmm::drivers::{DriverChoice, Programs};
+use crate::{boot, console, network, pins, process, vmm};
 
+mod create;
+mod fork;
 mod open;
 mod reach;
+mod rest;
+mod restore;
+
+pub(crate) use create::New;
+pub use fork::{ForkRequest, Forked, WithSecrets};
 
 /// Where things are.
 #[derive(Debug, Clone)]
@@ -54,6 +60,10 @@ struct Shared {
     context: Arc<Context>,
     config: Config,
     vms: Mutex<Vms>,
+    /// Templates that are being made, by what they are made of.
+    builds: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+    /// How many VMs have been activated.
+    generations: AtomicU64,
 }
 
 #[derive(Default)]
@@ -95,6 +105,48 @@ pub enum Error {
         #[source]
         source: vm::NotRemoved,
     },
+    #[error("VM {id} is not activated")]
+    NotActivated {
+        id: VmId,
+        #[source]
+        source: vm::NotActivated,
+    },
+    #[error("the VM did not come up: {outcome:?}")]
+    NotPrepared { outcome: Outcome },
+    #[error("no snapshot is made of VM {id}")]
+    NotSaved {
+        id: VmId,
+        #[source]
+        source: vm::RestError,
+    },
+    #[error("VM {id} is not paused")]
+    NotPaused {
+        id: VmId,
+        #[source]
+        source: vm::RestError,
+    },
+    #[error("VM {id} does not go on")]
+    NotResumed {
+        id: VmId,
+        #[source]
+        source: vm::RestError,
+    },
+    #[error("VM {id} holds secrets, which each child would have, too: fork it --with-secrets if they may")]
+    HoldsSecrets { id: VmId },
+    #[error("{driver} makes no snapshots here")]
+    NoSnapshots { driver: String },
+    #[error("the snapshot was made in {vmm}, which does not run VMs here")]
+    NoVmm { vmm: String },
+    #[error("the snapshot {} does not say what is in it", snapshot.short())]
+    Configuration {
+        snapshot: Digest,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error(transparent)]
+    NotDescribed(#[from] crate::restore::NotDescribed),
+    #[error(transparent)]
+    Snapshots(#[from] Box<imp_storage::snapshots::Error>),
     #[error(transparent)]
     NetworkRefused(#[from] network::Refused),
     #[error("the VM cannot have a bridge network")]
@@ -103,6 +155,10 @@ pub enum Error {
     Kernel(#[from] boot::Error),
     #[error(transparent)]
     Pins(#[from] pins::Error),
+    #[error(
+        "{driver} does not limit what goes over a network: leave --network-bps and --network-pps out, or use Firecracker"
+    )]
+    NoNetworkLimits { driver: String },
     #[error(transparent)]
     Ledger(#[from] ledger::Error),
     #[error(transparent)]
@@ -134,71 +190,6 @@ impl Runtime {
     /// Takes the data directory, adopts what lives, cleans up what does not.
     pub async fn open(config: Config) -> Result<Self, Error> {
         open::open(config).await
-    }
-
-    /// Admits the VM and writes its record; nothing runs yet. It is given up unless it is started within two minutes.
-    pub async fn create(&self, spec: VmSpec) -> Result<VmId, Error> {
-        let runtime = self.clone();
-        // Not called off half way with its caller, who would leave what it had been promised.
-        tokio::spawn(async move { runtime.create_whole(spec).await }).await.map_err(|_| Error::Ended)?
-    }
-
-    async fn create_whole(&self, spec: VmSpec) -> Result<VmId, Error> {
-        let context = Arc::clone(&self.shared.context);
-        let kernel = boot::kernel(&context.layout, &spec.kernel)?.facts;
-        let id = VmId::from_random(random::bytes());
-        let user = User::of_this_process();
-        let driver = context.drivers.for_new(network::asked(spec.network, &spec.bridge), user);
-        let memory = spec.memory.bytes() + driver.overhead_bytes();
-        let vmm_user = self.admit(&id, &spec, memory, driver.users())?;
-        let new = id.clone();
-        let written = tokio::task::spawn_blocking(move || -> Result<(Arc<Context>, Record), Error> {
-            let (network, bridge) = network_of(&context, driver.as_ref(), user, vmm_user, &new, &spec)?;
-            let leased = bridge.is_some();
-            let mut status = first_status(&new, &spec, driver.facts().clone(), kernel, network);
-            status.vmm_user = vmm_user;
-            let record = Record::new(spec, status, bridge);
-            if let Err(error) = write_down(&context, &record) {
-                if leased {
-                    context.bridges.disconnect(&new)?;
-                }
-                return Err(error);
-            }
-            Ok((context, record))
-        })
-        .await;
-        let mut vms = self.vms();
-        vms.coming.remove(&id);
-        let (context, record) = written.map_err(|_| Error::Ended)??;
-        vms.handles.insert(id.clone(), vm::run(context, record, Beginning::Created));
-        Ok(id)
-    }
-
-    /// Promises the memory, the name and a user of its own, if VMs have one, or refuses. Looking at the machine takes a
-    /// while, so it comes first.
-    fn admit(
-        &self,
-        id: &VmId,
-        spec: &VmSpec,
-        memory: u64,
-        users: Option<Range<u32>>,
-    ) -> Result<Option<u32>, Error> {
-        let seen = self.machine();
-        let need = Need { memory, cpus: spec.cpus.get(), scratch: spec.scratch.bytes() };
-        let mut vms = self.vms();
-        let taken = |handle: &Handle| handle.status.borrow().name == spec.name;
-        if vms.handles.values().any(taken) || vms.coming.values().any(|(name, ..)| *name == spec.name) {
-            return Err(Error::NameTaken { name: spec.name.clone() });
-        }
-        let commitments = vms.commitments();
-        let memory_committed = commitments.iter().map(|(_, c)| c.memory).sum();
-        Machine { memory_committed, vms: commitments.len() as u32, ..seen }.admit(need)?;
-        let user = match users {
-            None => None,
-            Some(mut users) => Some(users.find(|user| !vms.has_user(*user)).ok_or(Error::NoUser)?),
-        };
-        vms.coming.insert(id.clone(), (spec.name.clone(), need, user));
-        Ok(user)
     }
 
     /// Starts a created VM; returns at once. [`Runtime::watch`] tells how it goes.
@@ -251,6 +242,7 @@ impl Runtime {
     pub async fn stop(&self, id: &VmId, grace: Option<Duration>) -> Result<Arc<VmStatus>, Error> {
         let handle = self.handle(id)?;
         let grace = grace.unwrap_or_else(|| handle.status.borrow().stop_grace);
+        self.awake(id, &handle).await;
         self.until_stopped(id, handle, Input::Stop { grace }).await
     }
 
@@ -336,6 +328,18 @@ impl Runtime {
         usage::machine(&self.shared.context.layout, &commitments)
     }
 
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.shared.context
+    }
+
+    /// Held by whoever makes this template.
+    pub(crate) fn only_build(&self, template: Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut builds = self.shared.builds.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody makes, or waits for, any more.
+        builds.retain(|_, build| Arc::strong_count(build) > 1);
+        Arc::clone(builds.entry(template).or_default())
+    }
+
     fn vms(&self) -> MutexGuard<'_, Vms> {
         let mut vms = self.shared.vms.lock().unwrap_or_else(PoisonError::into_inner);
         // Those that removed themselves when they stopped.
@@ -377,70 +381,5 @@ impl Vms {
             (id.clone(), Commitment { memory: need.memory, scratch: need.scratch, vmm_pid: None })
         });
         living.chain(coming).collect()
-    }
-}
-
-fn write_down(context: &Context, record: &Record) -> Result<(), Error> {
-    ledger::create(&context.layout, record)?;
-    if let Err(error) = pins::pin(&context.store, &record.spec.base.key, &record.status.id) {
-        ledger::remove(&context.layout.vm(&record.status.id))?;
-        return Err(error.into());
-    }
-    Ok(())
-}
-
-/// Which network the VM will have. A bridge network has its address from here on.
-fn network_of(
-    context: &Context,
-    driver: &dyn Driver,
-    user: User,
-    vmm_user: Option<u32>,
-    id: &VmId,
-    spec: &VmSpec,
-) -> Result<(NetworkFacts, Option<VmNetwork>), Error> {
-    let mode = network::choose(spec.network, &spec.bridge, &driver.facts().name, driver.networks(), user)?;
-    if mode != NetworkMode::Bridge {
-        return Ok((network::facts(mode, id, None), None));
-    }
-    let tap = vmm::tap_owner(vmm_user);
-    let (bridge, mtu) = context.bridges.plan(id, &network::mac(id), &spec.bridge, tap)?;
-    Ok((network::facts(mode, id, Some((&bridge, mtu))), Some(bridge)))
-}
-
-fn first_status(
-    id: &VmId,
-    spec: &VmSpec,
-    driver: DriverFacts,
-    kernel: KernelFacts,
-    network: NetworkFacts,
-) -> VmStatus {
-    VmStatus {
-        id: id.clone(),
-        name: spec.name.clone(),
-        image: spec.base.image.clone(),
-        base_key: spec.base.key.clone(),
-        command: spec.main.arguments.iter().map(|a| String::from_utf8_lossy(a).into_owned()).collect(),
-        state: State::Created,
-        outcome: None,
-        created: SystemTime::now(),
-        started: None,
-        ended: None,
-        vmm_pid: None,
-        vmm_user: None,
-        driver,
-        kernel,
-        agent: None,
-        cpus: spec.cpus,
-        memory: spec.memory,
-        scratch: spec.scratch,
-        network,
-        ports: Vec::new(),
-        mounts: spec.mounts.clone(),
-        labels: spec.labels.clone(),
-        limits: Vec::new(),
-        not_enforced: Vec::new(),
-        unreachable_since: None,
-        stages: Vec::new(),
-        stop_grace: spec.stop_grace,
     }
 }

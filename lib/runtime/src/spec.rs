@@ -8,13 +8,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::id::VmId;
+
+mod child;
 mod network;
 mod size;
+pub use child::{Child, Identity};
 pub use network::{
     Allow, BridgeSettings, BridgeWishes, Cidr, Egress, IpVersions, NamePattern, NetworkMode, Otherwise,
     Outside, PatternError, Pool, PoolError, PortRange, Ports, PublishedPort, Scope, Transport,
 };
-pub use size::{DiskSize, Memory, NotASize};
+pub use size::{DiskSize, Memory, NotASize, bytes};
 
 /// One VM as it was asked for. Environment values are not kept on disk: see [`Environment`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -109,6 +113,14 @@ impl Arguments {
     }
 }
 
+/// For people: bytes that are not UTF-8 are replaced.
+impl fmt::Display for Arguments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<_> = self.iter().map(String::from_utf8_lossy).collect();
+        f.write_str(&words.join(" "))
+    }
+}
+
 /// Environment of the main process, secrets among it: never written to disk, never shown.
 #[derive(Clone, Default)]
 pub struct Environment(Vec<Vec<u8>>);
@@ -184,6 +196,19 @@ pub struct Limits {
     pub disk_bytes_per_second: Option<u64>,
     /// Requests a second to and from the disks.
     pub disk_requests_per_second: Option<u64>,
+    /// Bytes a second over the network, each way.
+    #[serde(default)]
+    pub network_bytes_per_second: Option<u64>,
+    /// Packets a second over the network, each way.
+    #[serde(default)]
+    pub network_packets_per_second: Option<u64>,
+}
+
+impl Limits {
+    /// Whether the network has a limit of its own.
+    pub(crate) fn limits_network(&self) -> bool {
+        self.network_bytes_per_second.is_some() || self.network_packets_per_second.is_some()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,6 +272,13 @@ pub struct VmName(String);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HostName(String);
+
+impl HostName {
+    /// What a VM is called that nobody has named.
+    pub(crate) fn of(id: &VmId) -> Self {
+        Self(id.short().to_owned())
+    }
+}
 
 impl FromStr for VmName {
     type Err = Error;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use imp_storage::blob::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::id::VmId;
@@ -44,11 +45,19 @@ pub struct VmStatus {
     pub labels: BTreeMap<String, String>,
     /// What the main process gets between its stop signal and SIGKILL when nobody says otherwise.
     pub stop_grace: std::time::Duration,
+    /// The snapshot that it was made of; absent: it booted.
+    #[serde(default)]
+    pub made_of: Option<Digest>,
+    #[serde(default)]
+    pub secrets: Secrets,
     /// Limits of the whole VM, its VMM included, that the host enforces.
     #[serde(default)]
     pub limits: Vec<EnforcedLimit>,
     /// Limits that this host could not enforce, and why.
     pub not_enforced: Vec<NotEnforced>,
+    /// What was asked for.
+    #[serde(default)]
+    pub asked: crate::spec::Limits,
     /// Present while the VMM lives and its guest does not answer.
     #[serde(default)]
     pub unreachable_since: Option<SystemTime>,
@@ -63,11 +72,26 @@ pub enum State {
     Created,
     /// From the spawn of the VMM to the start of the main process.
     Starting,
+    /// Made of a snapshot, loaded and paused: nobody's yet.
+    Prepared,
     Running,
+    /// Its processes stand still for a moment: a snapshot is made of it, or it is about to be paused, or to go on.
+    Asleep,
+    /// Until its user wants it to go on.
+    Paused,
     /// The main process has ended or a stop was asked for; the machine is going down.
     Stopping,
     /// Nothing of it runs any more.
     Stopped,
+}
+
+/// Whether its guest was given secrets, or comes from one that was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Secrets {
+    #[default]
+    None,
+    Held,
 }
 
 /// How a VM ended.
@@ -111,8 +135,14 @@ pub enum Failure {
     Spawn { detail: String },
     #[error("the machine ended while it booted ({vmm}); see the last lines of its console")]
     EndedInBoot { vmm: VmmEnd },
+    #[error("the machine ended before anybody had it ({vmm}); see the last lines of its console")]
+    EndedDormant { vmm: VmmEnd },
+    #[error("{command:?} of its template failed ({outcome}): {output}")]
+    Init { command: String, outcome: String, output: String },
     #[error("the guest did not answer within {seconds} s; see `imp logs --console`")]
     NoAnswer { seconds: u64 },
+    #[error("the guest's processes could not be made to stand still")]
+    NoSleep,
     #[error("the guest could not be set up: {detail}")]
     Setup { detail: String },
     #[error("the machine ended under the main process ({vmm}); see the last lines of its console")]
@@ -248,7 +278,12 @@ pub enum StageName {
     Answered,
     Configured,
     MountsCopied,
+    Initialised,
     MainStarted,
+    /// The snapshot is loaded; the machine stands still.
+    Loaded,
+    /// Resumed, and its guest confirmed all that had to be repaired.
+    Woken,
 }
 
 /// What `top` shows of a VM, from the host's side.

@@ -5,30 +5,40 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use imp_protocol::connection::Connection;
-use tokio::sync::{Semaphore, broadcast, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use crate::boot::{InitramfsCache, Kernel};
+use crate::admission;
+use crate::boot::InitramfsCache;
 use crate::guest::Channel;
 use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
-use crate::ledger::{self, Record};
+use crate::ledger::{self, Origin, Record};
 use crate::lifecycle::{Command, Deadline, Input, Phase, Remains, Times, VmmRemains};
 use crate::network::Network;
 use crate::network::bridge::Bridges;
 use crate::ports::Published;
 use crate::process::Process;
-use crate::status::{AgentFacts, EnforcedLimit, Event, NotEnforced, Outcome, State, VmStatus, VmmEnd};
+use crate::spec::Memory;
+use crate::status::{Event, Outcome, VmStatus, VmmEnd};
+use crate::template::InitCommand;
 use crate::vmm::drivers::Drivers;
-use crate::vmm::{BootConfig, Driver, Machine};
+use crate::vmm::{Driver, Machine};
+use asks::Asks;
 
+mod asks;
+mod asleep;
 mod clean_up;
+mod message;
 mod prepare;
 mod record;
 mod steps;
 
+pub(crate) use asks::{Activation, Save, Saved};
+pub use asks::{NotActivated, RestError};
 pub(crate) use imp_protocol::causes::chain;
+pub(crate) use message::{Handle, Message, NotRemoved, Prepared};
 
 /// What all VMs of one owner share.
 pub(crate) struct Context {
@@ -45,58 +55,10 @@ pub(crate) struct Context {
     pub _lock: std::fs::File,
 }
 
-/// What a VM's task is told.
-pub(crate) enum Message {
-    Happened(Input),
-    /// Disks, network and limits are there.
-    Prepared(Box<Prepared>),
-    /// The VMM's process runs and waits for this machine, under all limits but these.
-    Launched(Process, Box<BootConfig>, Vec<NotEnforced>),
-    Attached(Arc<dyn Machine>),
-    Answered(Connection, AgentFacts, Channel),
-    /// Somebody wants to use the machine's lane.
-    Machine(oneshot::Sender<Arc<dyn Machine>>),
-    /// Forget the VM, if nothing of it runs.
-    Remove(oneshot::Sender<Result<(), NotRemoved>>),
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum NotRemoved {
-    #[error("it is {state:?}: stop it first")]
-    Lives { state: State },
-    #[error(transparent)]
-    Ledger(#[from] ledger::Error),
-}
-
-/// What preparing a VM has brought.
-pub(crate) struct Prepared {
-    pub kernel: Kernel,
-    pub initramfs: std::path::PathBuf,
-    pub ports: Vec<Published>,
-    pub network: Option<Network>,
-    pub limits: Vec<EnforcedLimit>,
-    pub not_enforced: Vec<NotEnforced>,
-}
-
-/// How others reach a VM.
-#[derive(Clone)]
-pub(crate) struct Handle {
-    pub messages: mpsc::UnboundedSender<Message>,
-    pub status: watch::Receiver<Arc<VmStatus>>,
-    pub connection: watch::Receiver<Option<Connection>>,
-    /// Changes with the log, and ends with it.
-    pub log: watch::Receiver<u64>,
-    /// Who holds the connection.
-    pub holders: TaskTracker,
-    /// One permit: the lane has one user at a time.
-    pub lane: Arc<Semaphore>,
-    /// Memory that is promised while the VM lives.
-    pub memory: u64,
-}
-
 /// How the life of a VM begins for this owner.
 pub(crate) enum Beginning {
-    Created,
+    /// With the commands that a template begins with.
+    Created(Vec<InitCommand>),
     /// Created for an owner that is gone, and with it the environment of its main process.
     Abandoned,
     Adopted {
@@ -112,9 +74,11 @@ pub(crate) enum Beginning {
 /// Starts the task of a VM whose record is in the ledger.
 pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginning) -> Handle {
     let driver = context.drivers.of(&record.status.driver);
-    let memory = record.spec.memory.bytes() + driver.overhead_bytes();
+    let memory = need(&record.origin, record.spec.memory, driver.as_ref());
+    let mut initial = Vec::new();
     let (phase, commands, vmm, network) = match beginning {
-        Beginning::Created => {
+        Beginning::Created(commands) => {
+            initial = commands;
             let (phase, commands) = Phase::created();
             (phase, commands, None, None)
         }
@@ -133,13 +97,15 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
     let (connection, connection_receiver) = watch::channel(None);
     let (log, log_receiver) = watch::channel(0);
     let holders = TaskTracker::new();
+    let lane = Arc::new(Semaphore::new(1));
     let handle = Handle {
         messages: messages.clone(),
         status: status_receiver,
         connection: connection_receiver,
         log: log_receiver,
         holders: holders.clone(),
-        lane: Arc::new(Semaphore::new(1)),
+        lane: Arc::clone(&lane),
+        rest: Arc::new(Semaphore::new(1)),
         memory,
     };
     let log = (!matches!(phase, Phase::Stopped { .. })).then(|| Arc::new(log));
@@ -156,7 +122,11 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
         connection,
         log,
         holders,
+        lane,
+        initial: initial.into(),
         prepared: None,
+        asks: Asks::default(),
+        resting: None,
         ports: Vec::new(),
         vmm,
         network,
@@ -186,7 +156,15 @@ struct Vm {
     /// Until the VM has stopped.
     log: Option<Arc<watch::Sender<u64>>>,
     holders: TaskTracker,
+    /// One permit: the lane has one user at a time.
+    lane: Arc<Semaphore>,
+    /// Commands that a template begins with.
+    initial: Arc<[InitCommand]>,
     prepared: Option<Box<Prepared>>,
+    /// Of whom the answer is awaited.
+    asks: Asks,
+    /// While it is put to sleep, and until it runs again.
+    resting: Option<OwnedSemaphorePermit>,
     ports: Vec<Published>,
     /// Processes that may have to be ended.
     vmm: Option<Process>,
@@ -212,7 +190,7 @@ enum Next {
 
 impl Vm {
     async fn live(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, commands: Vec<Command>) {
-        if matches!(self.phase, Phase::Reconnecting | Phase::Finding) {
+        if self.is_taken_over() {
             self.publish_again().await;
             self.answer_names_again().await;
         }
@@ -264,25 +242,34 @@ impl Vm {
                     let end = explained(machine.ended().await, &cgroups);
                     let _ = messages.send(Message::Happened(Input::VmmEnded(end)));
                 }));
-                if matches!(self.phase, Phase::Reconnecting | Phase::Finding) {
-                    self.greet();
-                }
-                return self.happened(Input::Spawned).await;
+                self.attached();
+                let input = match self.record.origin {
+                    Origin::Boot => Input::Spawned,
+                    Origin::Snapshot { .. } => Input::Loaded,
+                };
+                return self.happened(input).await;
             }
             Message::Answered(connection, agent, channel) => {
-                self.channel = Some(channel);
                 self.record.status.agent = Some(agent);
-                self.connection.send_replace(Some(connection.clone()));
-                let guest = self.guest();
-                self.loss_watch = Some(spawn(async move {
-                    connection.closed().await;
-                    guest.broken(&connection, Input::ChannelLost).await;
-                }));
+                self.reached(connection, channel);
                 let input = match self.phase {
                     Phase::Reconnecting | Phase::Finding => Input::ChannelBack,
                     _ => Input::Answered,
                 };
                 return self.happened(input).await;
+            }
+            Message::Woken(connection, agent, channel) => {
+                self.record.status.agent = Some(agent);
+                self.reached(connection, channel);
+                return self.happened(Input::Woken).await;
+            }
+            Message::Activate(activation) => return self.asked_to_activate(activation).await,
+            Message::Save(save) => return self.asked_to_save(save).await,
+            Message::Pause(ask) => return self.asked_to_pause(ask).await,
+            Message::Resume(ask) => return self.asked_to_resume(ask).await,
+            Message::Saved(saved) => {
+                self.asks.saved(saved);
+                return self.happened(Input::Saved).await;
             }
             // Without a machine the answer is dropped, and that is one.
             Message::Machine(answer) => drop(self.machine.clone().map(|machine| answer.send(machine))),
@@ -316,10 +303,41 @@ impl Vm {
         // Removed before it is said to have stopped: who waits for the end of such a VM finds nothing of it.
         let next = if stopped { self.remove_itself().await } else { Next::GoOn };
         self.publish();
+        self.settle(&input);
         if stopped {
             tracing::info!(vm = %self.id, outcome = ?self.phase.outcome(), "stopped");
         }
         next
+    }
+
+    /// What a machine that has just been attached to was attached to for, if another owner had it before.
+    fn attached(&mut self) {
+        match self.phase {
+            Phase::Reconnecting | Phase::Finding => self.greet(),
+            Phase::Waking => self.wake(),
+            Phase::Pausing => self.pause(),
+            Phase::Rousing => self.rouse(),
+            _ => {}
+        }
+    }
+
+    /// The guest can be used from here on.
+    fn reached(&mut self, connection: Connection, channel: Channel) {
+        self.channel = Some(channel);
+        self.connection.send_replace(Some(connection.clone()));
+        let guest = self.guest();
+        self.loss_watch = Some(spawn(async move {
+            connection.closed().await;
+            guest.broken(&connection, Input::ChannelLost).await;
+        }));
+    }
+
+    /// Whether it lives and was another owner's, as long as nothing has happened to it here.
+    fn is_taken_over(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Reconnecting | Phase::Finding | Phase::Dormant | Phase::Pausing | Phase::Rousing
+        )
     }
 
     async fn remove_itself(&mut self) -> Next {
@@ -332,6 +350,15 @@ impl Vm {
         }
         Next::GoOn
     }
+}
+
+/// Memory that is promised to a VM while it lives, its monitor included.
+pub(crate) fn need(origin: &Origin, memory: Memory, driver: &dyn Driver) -> u64 {
+    let guest = match origin {
+        Origin::Boot => memory.bytes(),
+        Origin::Snapshot { .. } => admission::private_estimate(memory.bytes()),
+    };
+    guest + driver.overhead_bytes()
 }
 
 /// A kill by the kernel itself looks like any other, and like nothing at all to an owner that took the VMM over.

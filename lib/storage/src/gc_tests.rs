@@ -34,6 +34,7 @@ fn listing(images: &[&str], disks: &[(&str, u64)], blobs: &[&str], held: &[&str]
     Listing {
         images: images.iter().map(|text| image(text)).collect(),
         disks: disks.iter().map(disk).collect(),
+        snapshots: Vec::new(),
         blobs: blobs.iter().map(|name| (digest(name), 10)).collect(),
         held: held.iter().map(|name| digest(name)).collect(),
     }
@@ -87,6 +88,51 @@ fn removing_an_image_leaves_what_others_share() {
     let mut all = listing(&["a 1 x,s", "b 2 y,s"], &[("a", 1), ("b", 2)], &["x", "y", "s"], &[]);
     check(&all, Goal::Without { image: digest("a") }, &["a", "disk-a", "x"], 110);
     all.images[1].disk = digest("disk-a");
+    check(&all, Goal::Without { image: digest("a") }, &["a", "x"], 10);
+}
+
+/// `name last-used disk`; one whose name begins with `_` is led to by no template.
+fn snapshot(text: &str) -> ListedSnapshot {
+    let mut words = text.split(' ');
+    let (name, last_used, disk) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+    ListedSnapshot {
+        digest: digest(name),
+        is_named: !name.starts_with('_'),
+        bytes: 1000,
+        base: Some(digest(&format!("disk-{disk}"))),
+        last_used: at(last_used.parse().unwrap()),
+    }
+}
+
+fn check_snapshots(listing: &Listing, goal: Goal, snapshots: &[&str], disks: &[&str]) {
+    let plan = plan(listing, &goal);
+    let mut expected: Vec<Digest> = snapshots.iter().map(|name| digest(name)).collect();
+    expected.sort();
+    assert_eq!(plan.snapshots, expected, "{goal:?}");
+    let disks: Vec<Digest> = disks.iter().map(|name| digest(&format!("disk-{name}"))).collect();
+    assert_eq!(plan.disks, disks, "{goal:?}");
+    assert_eq!(plan.bytes, 1000 * expected.len() as u64 + 100 * disks.len() as u64, "{goal:?}");
+}
+
+#[test]
+fn a_disk_stays_as_long_as_a_snapshot_on_it_and_goes_after_it() {
+    let mut all = listing(&[], &[("a", 1)], &[], &[]);
+    all.snapshots = ["new 9 a", "_old 2 a"].map(snapshot).into();
+    check_snapshots(&all, Goal::Fit { limit: 2100 }, &[], &[]);
+    check_snapshots(&all, Goal::Fit { limit: 2099 }, &["_old"], &[]);
+    check_snapshots(&all, Goal::Fit { limit: 1099 }, &["_old", "new"], &[]);
+    check_snapshots(&all, Goal::Fit { limit: 99 }, &["_old", "new"], &["a"]);
+    check_snapshots(&all, Goal::Unnamed, &["_old"], &[]);
+    check_snapshots(&all, Goal::Unused, &["_old", "new"], &["a"]);
+    all.held.insert(digest("new"));
+    check_snapshots(&all, Goal::Fit { limit: 0 }, &["_old"], &[]);
+    check_snapshots(&all, Goal::Unused, &["_old"], &[]);
+}
+
+#[test]
+fn removing_an_image_leaves_the_disk_of_a_snapshot() {
+    let mut all = listing(&["a 1 x"], &[("a", 1)], &["x"], &[]);
+    all.snapshots = vec![snapshot("new 9 a")];
     check(&all, Goal::Without { image: digest("a") }, &["a", "x"], 10);
 }
 

@@ -6,4 +6,5 @@ pub mod ext4;
 pub mod gc;
 pub mod image;
 pub mod progress;
+pub mod snapshots;
 pub mod store;

@@ -1,13 +1,14 @@
-//! The image store of one machine: pulls, imports, lists, builds disks, pins and forgets. Safe for many processes at once.
+//! The store of one machine: images and the disks made of them, and snapshots of VMs. Pulls, imports, lists, builds disks, pins
+//! and forgets. Safe for many processes at once.
 
-mod cleanup;
+pub(crate) mod cleanup;
 mod disks;
 mod error;
-mod layout;
-mod lock;
-mod pins;
+pub(crate) mod layout;
+pub(crate) mod lock;
+pub(crate) mod pins;
 mod pull;
-mod records;
+pub(crate) mod records;
 mod stored;
 
 use std::fs::{self, DirBuilder};
@@ -30,6 +31,7 @@ use crate::image::platform::Platform;
 use crate::image::reference::{Archive, Reference};
 use crate::image::registry::settings::RegistrySettings;
 use crate::progress::Progress;
+use crate::snapshots::Snapshots;
 
 /// The layout that this version reads and writes.
 const FORMAT: &str = "1";
@@ -37,15 +39,23 @@ const FORMAT: &str = "1";
 /// How a store behaves. The default has no size limit and pulls for this machine's platform.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// Bytes on disk above which the least recently used images and disks go; None keeps everything.
+    /// Bytes on disk above which the least recently used images, disks and snapshots go; None keeps everything.
     pub size_limit: Option<u64>,
     pub platform: Platform,
     pub registries: RegistrySettings,
+    /// VMMs that open a snapshot's memory for writing, though they never write to it. The kernel would refuse that of a sealed
+    /// file, so their snapshots are pinned only.
+    pub never_sealed: Vec<String>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { size_limit: None, platform: Platform::host(), registries: RegistrySettings::default() }
+        Self {
+            size_limit: None,
+            platform: Platform::host(),
+            registries: RegistrySettings::default(),
+            never_sealed: vec!["qemu".to_owned()],
+        }
     }
 }
 
@@ -102,6 +112,7 @@ pub struct BaseDisk {
 pub struct Removed {
     pub images: Vec<Digest>,
     pub disks: Vec<Digest>,
+    pub snapshots: Vec<Digest>,
     pub names: Vec<Reference>,
     /// Bytes on disk that became free.
     pub bytes: u64,
@@ -129,16 +140,16 @@ pub enum PruneScope {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pin {
     pub owner: String,
-    /// A base disk's key or an image's digest.
+    /// A base disk's key, an image's digest or a snapshot's.
     pub key: Digest,
 }
 
 /// All methods block; from async code call them on a blocking thread.
 #[derive(Debug)]
 pub struct Store {
-    layout: Layout,
+    pub(crate) layout: Layout,
     blobs: BlobStore,
-    options: StoreOptions,
+    pub(crate) options: StoreOptions,
 }
 
 impl Store {
@@ -193,7 +204,12 @@ impl Store {
         disks::base_disk(self, image, extra_layers, progress)
     }
 
-    /// Keeps an image or a disk until the owner takes the pin back. Owners are 1 to 128 letters, digits, `.`, `-` or `_`.
+    /// Snapshots of VMs, in the same directory and below the same size limit.
+    pub fn snapshots(&self) -> Snapshots<'_> {
+        Snapshots::of(self)
+    }
+
+    /// Keeps an image, a disk or a snapshot until the owner takes the pin back. Owners are 1 to 128 letters, digits, `.`, `-` or `_`.
     pub fn pin(&self, key: &Digest, owner: &str) -> Result<(), Error> {
         pins::add(&self.layout, key, owner)
     }
@@ -223,22 +239,26 @@ impl Store {
     }
 }
 
-/// Makes the directories of a store that is new.
+/// Makes the directories of a store.
 fn prepare(layout: &Layout) -> Result<(), Error> {
     let path = layout.format();
-    match fs::read_to_string(&path) {
-        Ok(found) if found.trim() == FORMAT => return Ok(()),
+    let is_known = match fs::read_to_string(&path) {
+        Ok(found) if found.trim() == FORMAT => true,
         Ok(found) => {
             let found = found.chars().take(40).collect();
             return Err(Error::Format { path: layout.root().to_owned(), found, known: FORMAT });
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(source) => return Err(Error::Open { path, source }),
-    }
+    };
+    // Of a store that is known, too: an earlier version may have made it, which had fewer of them.
     for directory in [layout.root().to_owned()].into_iter().chain(layout.directories()) {
         // Images of private registries are nobody else's business.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(|source| Error::Open { path: directory, source })?;
+    }
+    if is_known {
+        return Ok(());
     }
     // The format comes last: a store that has it has everything.
     let partial = layout.partial().join(format!("format-{:016x}", fastrand::u64(..)));

@@ -2,9 +2,11 @@
 //!
 //! `fork` costs page tables, and under emulation that is most of the time an exec takes. The child here runs on a stack
 //! of its own while the calling thread waits (`CLONE_VM | CLONE_VFORK`, as posix_spawn does), and can still do what
-//! posix_spawn cannot: join a cgroup, take a controlling terminal, become another user.
+//! posix_spawn cannot: begin in a cgroup, take a controlling terminal, become another user. A process that is moved to a
+//! cgroup later waits for all processors of the machine; one that begins there does not.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::arch::asm;
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -29,7 +31,7 @@ pub struct Spawn<'a> {
     pub groups: &'a [u32],
     /// Soft and hard limit of open files.
     pub open_files: Option<u64>,
-    /// `cgroup.procs` of the cgroup to join, open for writing.
+    /// Directory of the cgroup (v2) that it begins in.
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
@@ -51,7 +53,6 @@ pub struct Child {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Session,
-    Cgroup,
     Descriptors,
     Terminal,
     Limits,
@@ -94,38 +95,40 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Child, Error> {
         groups: spawn.groups.as_ptr(),
         group_count: spawn.groups.len(),
         open_files: spawn.open_files,
-        cgroup: spawn.cgroup.map_or(-1, |fd| fd.as_raw_fd()),
         failure: None,
     };
+    // Aligned to 16 bytes, as the top of a stack must be.
     let mut stack = vec![0_u128; STACK / size_of::<u128>()];
     let mut pidfd: c_int = -1;
+    let mut flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD).cast_unsigned().into();
+    if spawn.cgroup.is_some() {
+        flags |= CLONE_INTO_CGROUP;
+    }
+    let arguments = CloneArguments {
+        flags,
+        pidfd: (&raw mut pidfd).expose_provenance() as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.as_mut_ptr().expose_provenance() as u64,
+        stack_size: STACK as u64,
+        cgroup: spawn.cgroup.map_or(0, |fd| fd.as_raw_fd() as u64),
+        ..CloneArguments::default()
+    };
 
     let signals = AllBlocked::block().map_err(Error::Clone)?;
-    // SAFETY: the pointer is to the end of a live allocation, which is aligned to 16 bytes; stacks grow downwards.
-    let top = unsafe { stack.as_mut_ptr().add(stack.len()) };
     let shared: *mut Shared = &raw mut shared;
-    // SAFETY: `child` matches the signature. CLONE_VFORK suspends this thread until the child has left this memory (execve
-    // or exit), so the stack and everything `shared` points to outlive the child's use of them, and nobody else has
-    // them. The child makes system calls only and no signal handler can run in it: all are blocked.
-    let pid = unsafe {
-        libc::clone(
-            child,
-            top.cast::<c_void>(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
-            shared.cast::<c_void>(),
-            &raw mut pidfd,
-        )
-    };
-    let cloned = if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
+    // SAFETY: CLONE_VFORK suspends this thread until the child has left this memory (execve or exit), so the stack and
+    // everything `shared` points to outlive the child's use of them, and nobody else has them. The child makes system calls
+    // only and no signal handler can run in it: all are blocked.
+    let pid = unsafe { clone(&arguments, shared) };
     drop(signals);
-    cloned.map_err(Error::Clone)?;
+    let pid = pid.map_err(Error::Clone)?;
 
     // SAFETY: the child wrote here, if at all, before this thread was let go on; volatile because the compiler cannot know.
     let failure = unsafe { shared.read_volatile() }.failure;
     // SAFETY: the kernel made this descriptor for us (CLONE_PIDFD) and nobody else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     match failure {
-        None => Ok(Child { pid: pid.unsigned_abs(), pidfd }),
+        None => Ok(Child { pid, pidfd }),
         Some((step, errno)) => {
             // It has called exit, or is about to.
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
@@ -151,12 +154,62 @@ struct Shared {
     groups: *const u32,
     group_count: usize,
     open_files: Option<u64>,
-    cgroup: c_int,
     failure: Option<(Step, c_int)>,
 }
 
-extern "C" fn child(shared: *mut c_void) -> c_int {
-    let shared = shared.cast::<Shared>();
+/// What clone3 takes (linux/sched.h); fields that are not used here are 0.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    /// The lowest address.
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
+
+/// clone3, which the C library does not offer: the child goes on in [`child`], on the stack that it is given.
+///
+/// # Safety
+/// Everything that `arguments` and `shared` point to is valid for as long as the child uses it, and used by nobody else. The
+/// top of the stack is aligned to 16 bytes.
+unsafe fn clone(arguments: &CloneArguments, shared: *mut Shared) -> io::Result<u32> {
+    let result: i64;
+    // SAFETY: the kernel reads as many bytes as it is told there are. In this process the system call changes what is
+    // declared here; the child, whose registers are the same but for its empty stack, never comes back from its call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") arguments,
+            in("rsi") size_of::<CloneArguments>(),
+            in("r12") shared,
+            in("r13") child as extern "C" fn(*mut Shared) -> !,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    u32::try_from(result)
+        .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO)))
+}
+
+extern "C" fn child(shared: *mut Shared) -> ! {
     // SAFETY: the parent passed a valid pointer and is suspended: this is the only reference.
     let request = unsafe { &*shared };
     // SAFETY: this is the child of `spawn`.
@@ -180,10 +233,6 @@ extern "C" fn child(shared: *mut c_void) -> c_int {
 unsafe fn prepare_and_execute(shared: &Shared) -> Result<std::convert::Infallible, (Step, c_int)> {
     // SAFETY: no pointers.
     check(Step::Session, i64::from(unsafe { libc::setsid() }))?;
-    if shared.cgroup >= 0 {
-        // SAFETY: one readable byte.
-        check(Step::Cgroup, unsafe { libc::write(shared.cgroup, c"0".as_ptr().cast(), 1) } as i64)?;
-    }
     for (target, &source) in shared.descriptors.iter().enumerate() {
         // SAFETY: no pointers; the child's descriptor table is its own.
         check(Step::Descriptors, i64::from(unsafe { libc::dup2(source, target as c_int) }))?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use crate::leftovers::{Snapshot, Thing};
-use crate::{images, machine};
+use crate::{images, machine, node};
 
 /// How long a command may take on a busy machine that emulates its guests.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -20,13 +20,43 @@ const GONE: Duration = Duration::from_secs(30);
 /// Between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// What runs the guests of an Imp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    Qemu,
+    Firecracker,
+}
+
+impl Driver {
+    /// As the user says it, and as a VM's status does.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu",
+            Self::Firecracker => "firecracker",
+        }
+    }
+
+    /// The variables by which `imp` is told.
+    pub fn variables(self) -> anyhow::Result<Vec<(&'static str, PathBuf)>> {
+        let mut variables = vec![("IMP_DRIVER", self.name().into())];
+        if self == Self::Firecracker {
+            variables.push(("IMP_FIRECRACKER", node::artefacts::firecracker()?));
+        }
+        Ok(variables)
+    }
+}
+
 /// A user's own Imp.
 pub struct Imp {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
+    variables: Vec<(&'static str, PathBuf)>,
     program: PathBuf,
     agent: PathBuf,
     before: Snapshot,
     ended: bool,
+    /// Removed with this Imp.
+    temporary: Option<tempfile::TempDir>,
 }
 
 /// What a command came to.
@@ -46,32 +76,51 @@ impl Came {
 }
 
 impl Imp {
-    pub fn new() -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("imp-").tempdir()?;
-        machine::data_directory(&folder.path().join("data"))?;
-        let before = Snapshot::take(&[folder.path()])?;
-        Ok(Self { program: machine::imp()?, agent: machine::guest_agent()?, folder, before, ended: false })
+    pub fn new(driver: Driver) -> anyhow::Result<Self> {
+        let place = if node::is_node() { PathBuf::from(node::NODE_DISK) } else { std::env::temp_dir() };
+        let folder = tempfile::Builder::new().prefix("imp-").tempdir_in(place)?;
+        let mut imp = Self::in_folder(driver, folder.path().to_owned())?;
+        imp.temporary = Some(folder);
+        Ok(imp)
+    }
+
+    fn in_folder(driver: Driver, folder: PathBuf) -> anyhow::Result<Self> {
+        machine::data_directory(&folder.join("data"))?;
+        let before = Snapshot::take(&[&folder])?;
+        Ok(Self {
+            variables: driver.variables()?,
+            program: machine::imp()?,
+            agent: machine::guest_agent()?,
+            folder,
+            before,
+            ended: false,
+            temporary: None,
+        })
     }
 
     /// With the busybox image in the store, as `imp.test/busybox`.
-    pub fn with_busybox() -> anyhow::Result<Self> {
-        let imp = Self::new()?;
-        let source = format!("oci:{}", images::busybox()?.display());
-        imp.run(["image", "import", &source])?.good()?;
+    pub fn with_busybox(driver: Driver) -> anyhow::Result<Self> {
+        let imp = Self::new(driver)?;
+        imp.import_busybox()?;
         Ok(imp)
+    }
+
+    fn import_busybox(&self) -> anyhow::Result<()> {
+        let source = format!("oci:{}", images::busybox()?.display());
+        self.run(["image", "import", &source])?.good().map(drop)
     }
 
     /// A folder for the test's own files.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        &self.folder
     }
 
     pub fn data(&self) -> PathBuf {
-        self.folder.path().join("data")
+        self.folder.join("data")
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join("run/owner.sock")
+        self.folder.join("run/owner.sock")
     }
 
     /// A command that is yet to be run: no terminal, no input, none of the user's own settings.
@@ -79,14 +128,15 @@ impl Imp {
         let mut command = Command::new(&self.program);
         command
             .args(arguments)
-            .current_dir(self.folder.path())
+            .current_dir(&self.folder)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .env_remove("IMP_OWNER_IDLE_SECONDS")
             .env_remove("IMP_INSECURE_REGISTRIES")
             .env_remove("IMP_LOG")
             .env_remove("NO_COLOR")
             .env("DOCKER_CONFIG", self.docker())
             .env("IMP_DATA_DIR", self.data())
-            .env("IMP_RUNTIME_DIR", self.folder.path().join("run"))
+            .env("IMP_RUNTIME_DIR", self.folder.join("run"))
             .env("IMP_SETTINGS", self.settings())
             .env("IMP_GUEST_AGENT", &self.agent)
             .stdin(Stdio::null())
@@ -97,7 +147,7 @@ impl Imp {
 
     /// The settings file, empty unless a test writes one.
     pub fn settings(&self) -> PathBuf {
-        let path = self.folder.path().join("settings.toml");
+        let path = self.folder.join("settings.toml");
         if !path.exists() {
             // A failure shows in the command, which cannot read it.
             let _ = std::fs::write(&path, "");
@@ -107,7 +157,7 @@ impl Imp {
 
     /// Docker's configuration directory; a test that wants one makes it.
     pub fn docker(&self) -> PathBuf {
-        self.folder.path().join("docker")
+        self.folder.join("docker")
     }
 
     /// Runs a command to its end.
@@ -170,6 +220,11 @@ impl Imp {
         })
     }
 
+    fn start_shared(&self) -> anyhow::Result<()> {
+        let line = ["run", "-d", "--name", "vm", "--network", "none", images::BUSYBOX, "sleep", "100000"];
+        self.run(line)?.good().map(drop)
+    }
+
     fn clear(&self) -> anyhow::Result<()> {
         let names = self.run(["ps", "-aq"])?.good()?;
         let names: Vec<&str> = names.lines().collect();
@@ -187,22 +242,40 @@ pub struct SharedVm(Arc<Imp>);
 static SHARED: Mutex<Weak<Imp>> = Mutex::new(Weak::new());
 
 impl SharedVm {
-    pub fn get() -> anyhow::Result<Self> {
+    pub fn get(driver: Driver) -> anyhow::Result<Self> {
+        if node::is_node() {
+            return Self::of_this_node(driver);
+        }
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(imp) = shared.upgrade() {
             return Ok(Self(imp));
         }
-        let imp = Imp::with_busybox()?;
-        let line = ["run", "-d", "--name", "vm", "--network", "none", images::BUSYBOX, "sleep", "100000"];
-        imp.run(line)?.good()?;
+        let imp = Imp::with_busybox(driver)?;
+        imp.start_shared()?;
         let imp = Arc::new(imp);
         *shared = Arc::downgrade(&imp);
         Ok(Self(imp))
     }
 
+    /// In a node each test is a process, and the VM is there for all of them; it ends with the node.
+    fn of_this_node(driver: Driver) -> anyhow::Result<Self> {
+        let folder = Path::new(node::NODE_DISK).join("shared");
+        let is_there = folder.exists();
+        let mut imp = Imp::in_folder(driver, folder)?;
+        imp.ended = true;
+        if !is_there {
+            imp.import_busybox()?;
+            imp.start_shared()?;
+        }
+        Ok(Self(Arc::new(imp)))
+    }
+
     /// The last one to end checks that nothing is left.
     pub fn end(self) -> anyhow::Result<()> {
-        Arc::into_inner(self.0).map_or(Ok(()), Imp::end)
+        match Arc::into_inner(self.0) {
+            Some(imp) if !imp.ended => imp.end(),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 

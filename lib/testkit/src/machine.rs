@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -75,12 +76,15 @@ pub fn kernels() -> Result<PathBuf, Error> {
     Ok(kernels)
 }
 
-/// Makes `data` a data directory in which nothing is but the kernels.
+/// Makes `data` a data directory in which nothing is but the kernels, or leaves the one that is there.
 pub fn data_directory(data: &Path) -> Result<(), Error> {
     let kernels = kernels()?;
     fs::create_dir_all(data).map_err(|source| Error::Make { path: data.to_owned(), source })?;
     let link = data.join("kernels");
-    symlink(kernels, &link).map_err(|source| Error::Make { path: link, source })
+    match symlink(kernels, &link) {
+        Err(source) if source.kind() != ErrorKind::AlreadyExists => Err(Error::Make { path: link, source }),
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 /// Where what is built once is kept, named by its content.

@@ -57,7 +57,7 @@ impl Registry {
         let config = folder.path().join("config.yml");
         let root = folder.path().join("data");
         let text = format!(
-            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n  secret: tests\n{http}",
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n  relativeurls: true\n  secret: tests\n{http}",
             root.display()
         );
         fs::write(&config, text)?;

@@ -17,10 +17,7 @@ pub(crate) struct Listener(AsyncFd<OwnedFd>);
 
 impl Listener {
     pub(crate) fn bind(port: u32) -> io::Result<Self> {
-        let listener = Self(crate::readiness::readable(imp_sys::vsock::listen(port)?)?);
-        // Beside everything else: a host that does not wait for it may not even answer.
-        std::thread::Builder::new().name("knock".to_owned()).spawn(move || knock(port))?;
-        Ok(listener)
+        Ok(Self(crate::readiness::readable(imp_sys::vsock::listen(port)?)?))
     }
 
     pub(crate) async fn accept(&self) -> io::Result<UnixStream> {
@@ -37,8 +34,13 @@ impl Listener {
     }
 }
 
+/// Beside everything else: a host that does not wait for it may not even answer.
+pub(crate) fn knock(port: u32) -> io::Result<()> {
+    std::thread::Builder::new().name("knock".to_owned()).spawn(move || knock_once(port)).map(drop)
+}
+
 /// A host that waits has its answer by the attempt alone; one that does not refuses it.
-fn knock(port: u32) {
+fn knock_once(port: u32) {
     if let Err(error) = imp_sys::vsock::connect_to_host(port) {
         crate::log::debug(format_args!("the host did not wait for this guest: {error}"));
     }

@@ -120,7 +120,8 @@ pub(crate) fn write(etc: &Path, names: &Names) {
     }
 }
 
-fn write_file(etc: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+/// Replaces a file, or writes it where it cannot be replaced.
+pub(crate) fn write_file(etc: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let path = etc.join(name);
     if fs::read(&path).is_ok_and(|there| there == content) {
         return Ok(());

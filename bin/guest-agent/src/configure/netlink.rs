@@ -19,6 +19,7 @@ const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_MTU: u16 = 4;
 const IFF_UP: u32 = 1;
 const IFA_ADDRESS: u16 = 1;
@@ -103,6 +104,19 @@ impl Netlink {
         if let Some(mtu) = mtu {
             body.attribute(IFLA_MTU, &mtu.to_ne_bytes());
         }
+        self.ask(RTM_NEWLINK, NLM_F_ACK, body)
+    }
+
+    pub(crate) fn take_down(&mut self, index: u32) -> io::Result<()> {
+        let mut body = Body::new(&[0, 0, 0, 0]);
+        body.number(index).number(0).number(IFF_UP);
+        self.ask(RTM_NEWLINK, NLM_F_ACK, body)
+    }
+
+    /// Of a device that is down.
+    pub(crate) fn set_mac(&mut self, index: u32, mac: [u8; 6]) -> io::Result<()> {
+        let mut body = Body::new(&[0, 0, 0, 0]);
+        body.number(index).number(0).number(0).attribute(IFLA_ADDRESS, &mac);
         self.ask(RTM_NEWLINK, NLM_F_ACK, body)
     }
 

@@ -61,6 +61,13 @@ impl Interface {
             mtu: Some(wanted.mtu).filter(|mtu| *mtu > 0),
         })
     }
+
+    /// Of its MAC, where one is wanted.
+    pub(crate) fn octets(&self) -> Option<[u8; 6]> {
+        let octets: Vec<u8> =
+            self.mac.as_ref()?.split(':').filter_map(|octet| u8::from_str_radix(octet, 16).ok()).collect();
+        octets.try_into().ok()
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +131,13 @@ fn find(mac: Option<&str>) -> Result<u32, Error> {
         }
         std::thread::sleep(LOOK);
     }
+}
+
+/// Index of the first interface that is a device, and not a bridge or the like of the guest's own.
+pub(crate) fn first_device() -> Option<u32> {
+    let entries = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let devices = entries.filter(|entry| entry.path().join("device").exists());
+    devices.filter_map(|entry| index_of(entry.file_name().to_str()?)).min()
 }
 
 fn index_of(name: &str) -> Option<u32> {

@@ -7,15 +7,14 @@
 use std::os::fd::OwnedFd;
 
 use imp_sys::sparse;
-use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, ftruncate, seek};
+use rustix::fs::{SeekFrom, ftruncate, seek};
 use rustix::io::Errno;
 
 use super::CHUNK;
+use super::direct::{ALIGNMENT, Direct};
 
 /// Bytes of a piece. A file that is shorter is written through the cache, at once.
 const PIECE: usize = 1 << 20;
-/// No device wants memory and places in a file aligned to more.
-pub(super) const ALIGNMENT: usize = 4 << 10;
 /// Shortest run of zeros that becomes a hole; what lies between two holes is a write of its own.
 const HOLE: usize = 16 * ALIGNMENT;
 
@@ -49,15 +48,6 @@ impl Piece {
     }
 }
 
-/// How whole pieces are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    NotTried,
-    Direct,
-    /// The file system does not take it directly.
-    Cached,
-}
-
 /// What becomes of long runs of zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeros {
@@ -68,9 +58,8 @@ pub(crate) enum Zeros {
 /// A new file and what is to be written next. Only `finish` writes the end.
 #[derive(Debug)]
 pub(crate) struct Content {
-    file: OwnedFd,
+    file: Direct,
     piece: Piece,
-    way: Way,
     zeros: Zeros,
     /// Bytes before the piece, written or holes.
     length: u64,
@@ -80,7 +69,7 @@ impl Content {
     /// `file` is empty.
     pub(crate) fn new(file: OwnedFd, mut piece: Piece, zeros: Zeros) -> Self {
         piece.filled = 0;
-        Self { file, piece, way: Way::NotTried, zeros, length: 0 }
+        Self { file: Direct::new(file), piece, zeros, length: 0 }
     }
 
     /// Where the next bytes go; never empty.
@@ -94,8 +83,8 @@ impl Content {
         if self.piece.filled < PIECE {
             return Ok(());
         }
-        if self.way == Way::NotTried {
-            self.way = if self.set_direct(OFlags::DIRECT).is_ok() { Way::Direct } else { Way::Cached };
+        if self.length == 0 {
+            self.file.start();
         }
         self.write_piece()
     }
@@ -114,13 +103,13 @@ impl Content {
 
     /// The file with all of its content, and the memory for the next one.
     pub(crate) fn finish(mut self) -> Result<(OwnedFd, Piece), Errno> {
-        self.stop_direct()?;
+        self.file.stop()?;
         self.write_piece()?;
         if self.zeros == Zeros::Holes {
             // A hole at the end is not there until something says how long it is.
             ftruncate(&self.file, self.length)?;
         }
-        Ok((self.file, self.piece))
+        Ok((self.file.into_file(), self.piece))
     }
 
     fn write_piece(&mut self) -> Result<(), Errno> {
@@ -145,25 +134,10 @@ impl Content {
         while let Some(rest) = self.piece.content().get(from..to).filter(|rest| !rest.is_empty()) {
             match rustix::io::write(&self.file, rest) {
                 Ok(count) => from += count,
-                Err(Errno::INTR) => {}
-                // A file system may refuse only when it is written to; so may one that wrote a part of the piece.
-                Err(Errno::INVAL) if self.way == Way::Direct => self.stop_direct()?,
-                Err(error) => return Err(error),
+                Err(error) => self.file.refused(error)?,
             }
         }
         Ok(())
-    }
-
-    fn stop_direct(&mut self) -> Result<(), Errno> {
-        if self.way == Way::Direct {
-            self.set_direct(OFlags::empty())?;
-        }
-        self.way = Way::Cached;
-        Ok(())
-    }
-
-    fn set_direct(&self, direct: OFlags) -> Result<(), Errno> {
-        fcntl_setfl(&self.file, fcntl_getfl(&self.file)?.difference(OFlags::DIRECT) | direct)
     }
 }
 

@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use imp_sys::reading;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::CHUNK;
-use super::content::ALIGNMENT;
+use super::direct::{ALIGNMENT, Direct};
 
 /// Bytes that are read at once: whole chunks.
 const PIECE: usize = 4 * CHUNK;
@@ -62,27 +61,18 @@ impl Drop for Lent {
 /// A file that is read from where it stands.
 #[derive(Debug)]
 pub(crate) struct Pieces {
-    file: OwnedFd,
-    way: Way,
+    file: Direct,
     spare: Spare,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Direct,
-    Cached,
 }
 
 impl Pieces {
     /// `position`: where the file stands. `size`: what is expected behind that.
     pub(crate) fn new(file: OwnedFd, position: u64, size: u64, spare: Spare) -> Self {
-        let mut pieces = Self { file, way: Way::Cached, spare };
-        let is_aligned = position.is_multiple_of(ALIGNMENT as u64);
-        // A file system that cannot do it says so.
-        if size >= PIECE as u64 && is_aligned && pieces.set_direct(OFlags::DIRECT).is_ok() {
-            pieces.way = Way::Direct;
+        let mut file = Direct::new(file);
+        if size >= PIECE as u64 && position.is_multiple_of(ALIGNMENT as u64) {
+            file.start();
         }
-        pieces
+        Self { file, spare }
     }
 
     /// At most `most` bytes; none at the end.
@@ -96,32 +86,18 @@ impl Pieces {
         let start = memory.as_ptr().align_offset(ALIGNMENT);
         memory.resize(start, 0);
         let count = loop {
-            let most = if self.way == Way::Direct { wanted.next_multiple_of(ALIGNMENT) } else { wanted };
+            let most = if self.file.is_direct() { wanted.next_multiple_of(ALIGNMENT) } else { wanted };
             match reading::behind_content(&self.file, &mut memory, most) {
-                Err(Errno::INTR) => {}
-                // A file system may refuse only when it is read from.
-                Err(Errno::INVAL) if self.way == Way::Direct => self.stop_direct()?,
-                read => break read?,
+                Ok(count) => break count,
+                Err(error) => self.file.refused(error)?,
             }
         };
         // Behind the end nothing is aligned any more, should the file grow.
         if !count.is_multiple_of(ALIGNMENT) {
-            self.stop_direct()?;
+            self.file.stop()?;
         }
         memory.truncate(start + wanted);
         Ok(Bytes::from_owner(Lent { memory, start, spare: self.spare.clone() }))
-    }
-
-    fn stop_direct(&mut self) -> Result<(), Errno> {
-        if self.way == Way::Direct {
-            self.set_direct(OFlags::empty())?;
-        }
-        self.way = Way::Cached;
-        Ok(())
-    }
-
-    fn set_direct(&self, direct: OFlags) -> Result<(), Errno> {
-        fcntl_setfl(&self.file, fcntl_getfl(&self.file)?.difference(OFlags::DIRECT) | direct)
     }
 }
 

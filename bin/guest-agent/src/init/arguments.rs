@@ -1,7 +1,6 @@
-//! What PID 1 tells the agent process when it starts it.
+//! What PID 1 tells the processes that it starts, and its successor those that it starts in its place.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use imp_sys::inherit;
@@ -9,8 +8,32 @@ use imp_sys::inherit;
 use crate::channel::Endpoint;
 use crate::shutdown::PowerOff;
 
-/// First argument of the agent process.
-pub(crate) const SERVE: &str = "serve";
+/// What a process of this program is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The agent. Its companion is a socket to PID 1.
+    Agent,
+    /// The agent beside an image's init, which is PID 1 and the main process. It has no companion.
+    AgentBesideInit,
+    /// Restarts the agent beside an image's init. Its companion is a handle of the one that runs.
+    Keeper,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Agent, Self::AgentBesideInit, Self::Keeper];
+
+    /// First argument of the process.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Agent => "serve",
+            Self::AgentBesideInit => "serve-beside-init",
+            Self::Keeper => "keep",
+        }
+    }
+}
+
+/// In place of a descriptor that is not there.
+const NONE: &str = "-";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -24,19 +47,21 @@ pub enum Error {
 
 #[derive(Debug)]
 pub(crate) struct Arguments {
+    pub(crate) role: Role,
     pub(crate) channel: Endpoint,
     pub(crate) cgroups: PathBuf,
     pub(crate) scratch: Option<OwnedFd>,
-    pub(crate) supervisor: Option<UnixStream>,
+    pub(crate) companion: Option<OwnedFd>,
     pub(crate) power_off: PowerOff,
 }
 
-/// The words for an agent process; the descriptors must be inherited by it.
+/// The words for a process; the descriptors must be inherited by it.
 pub(crate) fn words(
+    role: Role,
     channel: &Endpoint,
     cgroups: &str,
     scratch: Option<RawFd>,
-    supervisor: RawFd,
+    companion: Option<RawFd>,
     power_off: PowerOff,
 ) -> Vec<String> {
     let channel = match channel {
@@ -46,7 +71,8 @@ pub(crate) fn words(
         }
         Endpoint::Vsock(port) => format!("vsock:{port}"),
     };
-    let mut words = vec![SERVE.to_owned(), channel, cgroups.to_owned(), supervisor.to_string()];
+    let companion = companion.map_or(NONE.to_owned(), |fd| fd.to_string());
+    let mut words = vec![role.word().to_owned(), channel, cgroups.to_owned(), companion];
     words.push(power_off.name().to_owned());
     words.extend(scratch.map(|fd| fd.to_string()));
     words
@@ -55,12 +81,13 @@ pub(crate) fn words(
 pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, Error> {
     let mut next = |name: &str| words.next().ok_or_else(|| Error::Unknown(name.to_owned()));
     let first = next("the first argument")?;
-    if first != SERVE {
+    let Some(role) = Role::ALL.into_iter().find(|role| role.word() == first) else {
         return Err(Error::Unknown(first));
-    }
+    };
     let channel = next("the channel")?;
     let cgroups = PathBuf::from(next("the cgroups")?);
-    let supervisor = take(&next("the supervisor")?)?;
+    let companion = Some(next("the companion")?).filter(|word| word != NONE);
+    let companion = companion.map(|fd| take(&fd)).transpose()?;
     let power_off = next("the way to power off")?;
     let power_off = PowerOff::parse(&power_off).ok_or(Error::Unknown(power_off))?;
     let scratch = words.next().map(|fd| take(&fd)).transpose()?;
@@ -73,7 +100,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments
         Some(("vsock", port)) => Endpoint::Vsock(port.parse().map_err(|_| Error::Unknown(channel.clone()))?),
         _ => return Err(Error::Unknown(channel)),
     };
-    Ok(Arguments { channel, cgroups, scratch, supervisor: Some(supervisor.into()), power_off })
+    Ok(Arguments { role, channel, cgroups, scratch, companion, power_off })
 }
 
 fn take(number: &str) -> Result<OwnedFd, Error> {

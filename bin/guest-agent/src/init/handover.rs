@@ -76,13 +76,13 @@ impl Requests {
         Self(socket)
     }
 
-    /// Takes the request that has arrived and executes it; returns only when that failed, with the agent told why.
-    /// False: the agent has closed its end, and nothing more comes.
-    pub(crate) fn execute(&mut self) -> bool {
-        let request = match Request::read_from(&mut self.0) {
-            Ok(request) => request,
-            Err(_) => return false,
-        };
+    /// The request that has arrived. None: the agent has closed its end, and nothing more comes.
+    pub(crate) fn next(&mut self) -> Option<Request> {
+        Request::read_from(&mut self.0).ok()
+    }
+
+    /// Becomes the init; returns only when that failed, with the agent told why. False: it could not be told.
+    pub(crate) fn execute(&mut self, request: &Request) -> bool {
         let errno = request.execute().raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error());
         self.0.write_all(&errno.to_le_bytes()).is_ok()
     }
@@ -95,7 +95,7 @@ impl AsFd for Requests {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Request {
+pub(crate) struct Request {
     programs: Vec<Vec<u8>>,
     arguments: Vec<Vec<u8>>,
     environment: Vec<Vec<u8>>,
@@ -224,11 +224,14 @@ mod tests {
         let (agent, init) = UnixStream::pair().unwrap();
         let mut requests = Requests::new(init);
         (&agent).write_all(&request().encode()).unwrap();
-        assert!(requests.execute());
+        let taken = requests.next().unwrap();
+        assert_eq!(taken, request());
+        assert!(requests.execute(&taken));
         let mut answer = [0; 4];
         (&agent).read_exact(&mut answer).unwrap();
         assert_eq!(i32::from_le_bytes(answer), rustix::io::Errno::NOENT.raw_os_error());
         drop(agent);
-        assert!(!requests.execute());
+        assert_eq!(requests.next(), None);
+        assert!(!requests.execute(&taken));
     }
 }

@@ -11,12 +11,16 @@ use super::tree;
 /// Bytes of a command line that are reported.
 const LONGEST_COMMAND_LINE: u64 = 4 << 10;
 
+/// PF_KTHREAD of linux/sched.h.
+const KERNEL_THREAD: u64 = 0x20_0000;
+
 /// The fields of /proc/PID/stat that matter here.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     state: char,
     parent: u32,
     session: u32,
+    flags: u64,
     cpu_ticks: u64,
     resident_pages: u64,
 }
@@ -31,6 +35,7 @@ impl Stat {
             state: fields.first()?.chars().next()?,
             parent: number(1)? as u32,
             session: number(3)? as u32,
+            flags: number(6)?,
             cpu_ticks: number(11)? + number(12)?,
             resident_pages: number(21)?,
         })
@@ -47,6 +52,7 @@ pub(crate) fn all() -> Vec<guest::Process> {
     let nanoseconds_per_tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
     let page = rustix::param::page_size() as u64;
     pids()
+        .into_iter()
         .filter_map(|pid| {
             let stat = Stat::of(pid)?;
             let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -64,13 +70,19 @@ pub(crate) fn all() -> Vec<guest::Process> {
         .collect()
 }
 
+/// Whether it runs in the kernel alone. One that has ended counts as none.
+pub(crate) fn is_kernel_thread(pid: u32) -> bool {
+    Stat::of(pid).is_some_and(|stat| stat.flags & KERNEL_THREAD != 0)
+}
+
 pub(crate) fn count() -> u32 {
-    pids().count() as u32
+    pids().len() as u32
 }
 
 /// `leader`, the members of its session, and all whose line of parents leads to one of them.
 pub(crate) fn descendants(leader: u32) -> Vec<u32> {
-    let stats: HashMap<u32, Stat> = pids().filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
+    let stats: HashMap<u32, Stat> =
+        pids().into_iter().filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
     let mut found: HashSet<u32> =
         stats.iter().filter(|(_, stat)| stat.session == leader).map(|(pid, _)| *pid).collect();
     found.extend(stats.contains_key(&leader).then_some(leader));
@@ -89,9 +101,9 @@ pub(crate) fn descendants(leader: u32) -> Vec<u32> {
     }
 }
 
-fn pids() -> impl Iterator<Item = u32> {
+pub(crate) fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn owner(pid: u32) -> Option<u32> {
@@ -128,7 +140,10 @@ mod tests {
     fn a_name_that_imitates_the_file_s_format_is_not_believed() {
         let text = "42 (evil) S 1 (x) R 7 8 9 0 -1 4194304 1 2 3 4 50 60 0 0 20 0 1 0 100 4096 33 1 1";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!(stat, Stat { state: 'R', parent: 7, session: 9, cpu_ticks: 110, resident_pages: 33 });
+        assert_eq!(
+            stat,
+            Stat { state: 'R', parent: 7, session: 9, flags: 0x40_0000, cpu_ticks: 110, resident_pages: 33 }
+        );
         assert_eq!(Stat::parse("42 (short) R 1"), None);
     }
 

@@ -142,7 +142,7 @@ impl Process {
     }
 
     /// The image's init, which has become PID 1: its exit is the machine's.
-    pub(crate) fn init(reservation: Reservation, launch: &Launch) -> (Arc<Self>, Reader) {
+    pub(crate) fn init(reservation: Reservation, stop_signal: Option<Number>) -> (Arc<Self>, Reader) {
         let journal = Journal::new(UNREAD_OUTPUT, Keep::Nothing);
         let reader = journal.read_from(0);
         let process = Arc::new(Self {
@@ -150,7 +150,7 @@ impl Process {
             pid: 1,
             life: Life::Detached,
             tree: Tree::Init,
-            stop_signal: launch.stop_signal,
+            stop_signal,
             journal,
             exit: watch::Sender::new(None),
             connections: Mutex::default(),
@@ -243,7 +243,8 @@ impl Process {
         };
         let mut exit = exit_status(status);
         exit.timed_out = timed_out;
-        exit.out_of_memory = !timed_out && exit.how == Some(How::Signal(9)) && self.tree.out_of_memory();
+        exit.out_of_memory =
+            !timed_out && exit.how == Some(How::Signal(9)) && self.tree.out_of_memory(self.pid);
         exit
     }
 }

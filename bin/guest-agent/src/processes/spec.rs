@@ -106,6 +106,10 @@ impl ProcessId {
     }
 
     /// Whether this is the process whose end is the machine's.
+    pub(crate) fn main() -> Self {
+        Self(MAIN.to_owned())
+    }
+
     pub(crate) fn is_main(&self) -> bool {
         self.0 == MAIN
     }

@@ -85,7 +85,7 @@ pub(crate) fn start(id: &ProcessId, launch: &Launch, forest: &Forest, null: &Fil
         gid: launch.account.gid,
         groups: &launch.account.groups,
         open_files: launch.limits.open_files,
-        cgroup: planted.as_ref().map(|(_, procs)| procs.as_fd()),
+        cgroup: planted.as_ref().map(|(_, directory)| directory.as_fd()),
     };
     match spawn_once_written(&request) {
         Ok(child) => {

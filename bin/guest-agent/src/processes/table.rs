@@ -50,6 +50,13 @@ impl Table {
         &self.main
     }
 
+    /// For an agent that was started again beside an image's init: that is the main process, and runs.
+    pub(crate) fn knows_init(self: &Arc<Self>) -> Result<(), Error> {
+        let reservation = self.reserve(Some(ProcessId::main()))?;
+        Process::init(reservation, None);
+        Ok(())
+    }
+
     /// Takes an id, the given one or a new one, for a process that is about to start.
     pub(crate) fn reserve(self: &Arc<Self>, wanted: Option<ProcessId>) -> Result<Reservation, Error> {
         let mut state = self.state();

@@ -11,11 +11,15 @@ use std::time::Duration;
 
 use imp_sys::signals::{self, Number};
 
+use super::kernel_log;
 use super::spec::{Limits, ProcessId};
 use crate::processes::listing;
 
 /// Prefix of a process's cgroup, so that no id is the name of one of the kernel's own files.
 const PREFIX: &str = "exec.";
+/// Below it a cgroup costs the kernel a fraction of what one with controllers does. Only a limit needs those, and the main
+/// process may give parts of its own to containers.
+const FREE: &str = "free";
 /// Processor time is given out in slices of this length.
 const CPU_PERIOD_MICROSECONDS: u64 = 100_000;
 
@@ -47,11 +51,12 @@ pub(crate) enum Tree {
 impl Forest {
     /// Cgroups are made below `root`, a directory of a cgroup2 file system; none where that is not to be had.
     pub(crate) fn new(root: Option<PathBuf>) -> Self {
-        let root = root.filter(|root| fs::create_dir_all(root).is_ok() && root.join("cgroup.kill").exists());
+        let root = root
+            .filter(|root| fs::create_dir_all(root.join(FREE)).is_ok() && root.join("cgroup.kill").exists());
         Self { root, controllers: OnceLock::new() }
     }
 
-    /// A tree for a process that is about to start, and the file through which it joins.
+    /// A tree for a process that is about to start, and the directory that it begins in.
     pub(crate) fn plant(&self, id: &ProcessId, limits: &Limits) -> Result<Option<(PathBuf, File)>, Error> {
         let limited =
             limits.memory_bytes.is_some() || limits.processes.is_some() || limits.cpu_millis.is_some();
@@ -59,7 +64,8 @@ impl Forest {
             return if limited { Err(Error::NoCgroups) } else { Ok(None) };
         };
         self.controllers.get_or_init(|| delegate(root));
-        let path = root.join(format!("{PREFIX}{}", id.as_str()));
+        let parent = if limited || id.is_main() { root.clone() } else { root.join(FREE) };
+        let path = parent.join(format!("{PREFIX}{}", id.as_str()));
         let make = |source| Error::Make { path: path.clone(), source };
         match fs::create_dir(&path) {
             // What an earlier process of this id has left behind and that nobody is in any more.
@@ -68,10 +74,9 @@ impl Forest {
             }
             made => made.map_err(make)?,
         }
-        let planted = limit(&path, limits)
-            .and_then(|()| File::options().write(true).open(path.join("cgroup.procs")).map_err(make));
+        let planted = limit(&path, limits).and_then(|()| File::open(&path).map_err(make));
         match planted {
-            Ok(procs) => Ok(Some((path, procs))),
+            Ok(directory) => Ok(Some((path, directory))),
             Err(error) => {
                 let _ = fs::remove_dir(&path);
                 Err(error)
@@ -135,11 +140,16 @@ impl Tree {
         }
     }
 
-    /// Whether the kernel has killed a member for lack of memory.
-    pub(crate) fn out_of_memory(&self) -> bool {
+    /// Whether the kernel has killed a member for lack of memory; `first` is the process that it began with.
+    pub(crate) fn out_of_memory(&self, first: u32) -> bool {
         let Self::Cgroup(path) = self else { return false };
-        let events = fs::read_to_string(path.join("memory.events")).unwrap_or_default();
-        events.lines().filter_map(|line| line.strip_prefix("oom_kill ")).any(|count| count != "0")
+        match fs::read_to_string(path.join("memory.events")) {
+            Ok(events) => {
+                events.lines().filter_map(|line| line.strip_prefix("oom_kill ")).any(|count| count != "0")
+            }
+            // It has no controllers.
+            Err(_) => kernel_log::says_out_of_memory(first),
+        }
     }
 
     /// Removes the cgroup once the last member has ended.
@@ -164,7 +174,8 @@ impl Tree {
     }
 }
 
-fn members_below(path: &Path) -> Vec<u32> {
+/// Processes of a cgroup and of those below it.
+pub(crate) fn members_below(path: &Path) -> Vec<u32> {
     let mut members = Vec::new();
     let mut directories = vec![path.to_owned()];
     while let Some(directory) = directories.pop() {

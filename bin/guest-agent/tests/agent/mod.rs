@@ -51,6 +51,17 @@ impl Host {
         host
     }
 
+    /// The host's end of a stream to the lane, as over vsock, and the agent's work on it.
+    pub(crate) fn lane_stream(
+        &self,
+    ) -> (std::os::unix::net::UnixStream, tokio::task::JoinHandle<std::io::Result<()>>) {
+        let (host, guest) = std::os::unix::net::UnixStream::pair().unwrap();
+        guest.set_nonblocking(true).unwrap();
+        let agent = std::sync::Arc::clone(&self.agent);
+        let serving = async move { agent.serve_lane_stream(tokio::net::UnixStream::from_std(guest)?).await };
+        (host, tokio::spawn(serving))
+    }
+
     pub(crate) fn processes(&self) -> ProcessesClient<Connection> {
         ProcessesClient::new(self.connection.clone())
     }

@@ -46,6 +46,8 @@ struct Shown {
     limits: Vec<EnforcedLimit>,
     /// What this host could not hold the machine to, and why.
     not_enforced: Vec<NotEnforced>,
+    /// Of processes, processor time, disks and network, as they were asked for.
+    limits_asked: imp_runtime::spec::Limits,
     stages: Vec<Stage>,
 }
 
@@ -104,6 +106,7 @@ impl Shown {
             stop_timeout_seconds: vm.stop_grace.as_secs_f64(),
             limits: vm.limits,
             not_enforced: vm.not_enforced,
+            limits_asked: vm.asked,
             stages: vm.stages,
         }
     }

@@ -69,7 +69,12 @@ fn goes(vm: &VmStatus, now: SystemTime) -> bool {
         State::Stopped => true,
         // Between its creation and its start, unless whoever made it is gone.
         State::Created => abandoned(vm.created, now),
-        State::Starting | State::Running | State::Stopping => false,
+        State::Starting
+        | State::Prepared
+        | State::Running
+        | State::Asleep
+        | State::Paused
+        | State::Stopping => false,
     }
 }
 

@@ -76,6 +76,9 @@ fn status(vm: &VmStatus, now: SystemTime) -> String {
     match vm.state {
         State::Created => "created".to_owned(),
         State::Starting => "starting".to_owned(),
+        State::Prepared => "prepared".to_owned(),
+        State::Asleep => "asleep".to_owned(),
+        State::Paused => "paused".to_owned(),
         State::Running => format!("running for {}", show_span(since(vm.started))),
         State::Stopping => "stopping".to_owned(),
         State::Stopped => {

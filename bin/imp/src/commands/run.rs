@@ -1,5 +1,6 @@
 //! `imp run`: image, VM, program, exit status.
 
+mod begin;
 mod env_file;
 mod explain;
 pub(crate) mod flags;
@@ -22,6 +23,7 @@ use imp_runtime::status::{Outcome as VmOutcome, Stage, State, VmStatus};
 use imp_storage::image::config::ImageConfig;
 use tokio::signal::unix::SignalKind;
 
+use begin::{Asked, Found};
 pub(crate) use explain::explain;
 pub(crate) use flags::Run;
 use timings::Timings;
@@ -118,41 +120,53 @@ impl Run {
     ) -> anyhow::Result<u8> {
         // Before this, a signal ends the command: there is nothing yet that it would leave.
         let mut interrupts = Interrupts::catch()?;
-        let owner = tokio::select! {
+        let mut owner = tokio::select! {
             owner = context.owner() => owner?,
             kind = interrupts.next() => return Ok(exit_status(kind)),
         };
         timings.stage("owner found");
-        let vm = match create(&owner, &prepared.spec, &mut interrupts).await? {
-            Created::Vm(vm) => vm,
-            Created::Interrupted { vm: Some(vm), kind } => {
-                return cancel(&owner, &vm, kind, &mut interrupts).await;
+        let mut made = None;
+        let mut changes = 0;
+        let (vm, start, begun) = loop {
+            let (vm, mut asked) = match made.take() {
+                Some(vm) => (vm, Asked::ToStart),
+                None => match create(&owner, &prepared.spec, &mut interrupts).await? {
+                    Created::Vm(vm) => (vm, Asked::NotYet),
+                    Created::Interrupted { vm: Some(vm), kind } => {
+                        return cancel(&owner, &vm, kind, &mut interrupts).await;
+                    }
+                    Created::Interrupted { vm: None, kind } => return Ok(exit_status(kind)),
+                },
+            };
+            timings.stage("VM on record");
+            let start = Instant::now();
+            let begun = tokio::select! {
+                begun = self.begin(&owner, &vm, &mut asked) => begun,
+                kind = interrupts.next() => return cancel(&owner, &vm, kind, &mut interrupts).await,
+            };
+            match begun {
+                Ok(begun) => break (vm, start, begun),
+                Err(error) if error.is_lost() && changes < begin::MOST_CHANGES => {}
+                Err(error) => return Err(error.into()),
             }
-            Created::Interrupted { vm: None, kind } => return Ok(exit_status(kind)),
-        };
-        timings.stage("VM on record");
-        if self.detach {
-            let left = async {
-                owner.start(vm.id.as_str()).await?;
-                self.leave_running(&owner, &vm).await
+            changes += 1;
+            owner = tokio::select! {
+                owner = context.owner() => owner?,
+                kind = interrupts.next() => return Ok(exit_status(kind)),
             };
-            return tokio::select! {
-                left = left => left,
-                kind = interrupts.next() => cancel(&owner, &vm, kind, &mut interrupts).await,
+            made = match begin::after_a_change(&owner, &vm, asked).await? {
+                Found::GivenUp => None,
+                Found::Itself => Some(vm),
             };
-        }
-        let start = Instant::now();
-        let begin = async {
-            // Attached before the start: nothing of the output is missed.
-            let attached = owner.attach(vm.id.as_str(), self.attachment(0)).await?;
-            // Asked for beside the run: a VM with --rm is gone in the end.
-            let running = self.timings.then(|| tokio::spawn(until_running(owner.clone(), vm.id.to_string())));
-            owner.start(vm.id.as_str()).await?;
-            anyhow::Ok((attached, running))
         };
-        let (attached, running) = tokio::select! {
-            begun = begin => begun?,
-            kind = interrupts.next() => return cancel(&owner, &vm, kind, &mut interrupts).await,
+        let (attached, running) = match begun {
+            Begun::Detached => {
+                return tokio::select! {
+                    left = self.leave_running(&owner, &vm) => left,
+                    kind = interrupts.next() => cancel(&owner, &vm, kind, &mut interrupts).await,
+                };
+            }
+            Begun::Attached(attached, running) => (*attached, running),
         };
         let mut written = Written::default();
         let code = self.foreground(context, owner, &vm, attached, &mut interrupts, &mut written).await?;
@@ -165,6 +179,30 @@ impl Run {
             output::say(timings.table().trim_end());
         }
         Ok(code)
+    }
+
+    /// Has the VM started, unless somebody was asked to already.
+    async fn begin(
+        &self,
+        owner: &Owner,
+        vm: &VmStatus,
+        asked: &mut Asked,
+    ) -> Result<Begun, imp_embedded::client::Error> {
+        let id = vm.id.as_str();
+        let begun = if self.detach {
+            Begun::Detached
+        } else {
+            // Attached before the start: nothing of the output is missed.
+            let attached = owner.attach(id, self.attachment(0)).await?;
+            // Asked for beside the run: a VM with --rm is gone in the end.
+            let running = self.timings.then(|| tokio::spawn(until_running(owner.clone(), id.to_owned())));
+            Begun::Attached(Box::new(attached), running)
+        };
+        if *asked == Asked::NotYet {
+            *asked = Asked::ToStart;
+            owner.start(id).await?;
+        }
+        Ok(begun)
     }
 
     /// Waits until the program runs: what cannot be started is this command's failure.
@@ -288,6 +326,13 @@ impl Run {
             End::BrokenPipe => Err(crate::exit::nobody_reads().into()),
         }
     }
+}
+
+/// How this command is with a VM that is about to run.
+enum Begun {
+    Detached,
+    /// With the stages of its start, if somebody wants to know them.
+    Attached(Box<Attached>, Option<tokio::task::JoinHandle<Vec<Stage>>>),
 }
 
 /// What came of the creation of a VM.

@@ -77,7 +77,7 @@ fn a_tap_that_is_held_is_waited_for_and_then_named() {
         let vm = world.vm("a", Egress::open());
         networks.connect(vm.clone()).unwrap();
         let guest = Guest::new(&networks, &vm.vm);
-        let held = networks.await_free_tap(&vm.vm, Duration::from_millis(20));
+        let held = networks.await_free_tap(&vm.vm, Duration::ZERO);
         assert!(matches!(held, Err(NetworkError::TapHeld { .. })), "{held:?}");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| networks.await_free_tap(&vm.vm, DEADLINE));

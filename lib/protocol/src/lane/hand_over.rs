@@ -35,8 +35,8 @@ struct Shared {
     stream: UnixStream,
     number: u64,
     call_ended: AtomicBool,
-    /// While it lives, the owner gives the lane to nobody else.
-    _owner: UnixStream,
+    /// While it lives, the owner gives the lane to nobody else. None: this is the owner.
+    _owner: Option<UnixStream>,
 }
 
 impl Lane {
@@ -47,7 +47,15 @@ impl Lane {
         owner.set_write_timeout(Some(PATIENCE))?;
         owner.write_all(format!("{vm}\n").as_bytes())?;
         let (stream, number) = receive(&owner)?;
-        let stream = UnixStream::from(stream);
+        Self::new(stream.into(), number, Some(owner))
+    }
+
+    /// The owner's own, greeted under this number.
+    pub fn of_owner(stream: UnixStream, number: u64) -> io::Result<Self> {
+        Self::new(stream, number, None)
+    }
+
+    fn new(stream: UnixStream, number: u64, owner: Option<UnixStream>) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(LOOK))?;
         Ok(Self(Arc::new(Shared { stream, number, call_ended: AtomicBool::new(false), _owner: owner })))

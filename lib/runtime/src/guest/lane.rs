@@ -1,10 +1,13 @@
 //! The lane of a VM, greeted and ready for one call: see `imp_protocol::lane`.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use imp_protocol::hello::{self, Versions};
+use imp_protocol::lane;
 use tokio::net::UnixStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::GuestHold;
@@ -23,8 +26,26 @@ pub struct Lane {
     pub stream: UnixStream,
     /// What the agent knows it by.
     pub number: u64,
-    _guest: GuestHold,
-    _only: OwnedSemaphorePermit,
+    guest: GuestHold,
+    only: OwnedSemaphorePermit,
+}
+
+/// What opens a lane, one call after the other.
+pub(crate) struct Lanes {
+    pub machine: Arc<dyn Machine>,
+    pub guest: GuestHold,
+    pub only: Arc<Semaphore>,
+}
+
+impl Lanes {
+    /// None: there is none now, and a call does without.
+    pub(crate) async fn open(&self) -> Option<Lane> {
+        let only = Arc::clone(&self.only).try_acquire_owned().ok()?;
+        Lane::open(self.machine.as_ref(), self.guest.clone(), only).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the lane cannot be used");
+            None
+        })
+    }
 }
 
 impl Lane {
@@ -38,7 +59,7 @@ impl Lane {
         for patience in ANSWERS {
             let number = random::number();
             match timeout(patience, hello::greet(&mut stream, Versions::OURS, number)).await {
-                Ok(Ok(_)) => return Ok(Some(Self { stream, number, _guest: guest, _only: only })),
+                Ok(Ok(_)) => return Ok(Some(Self { stream, number, guest, only })),
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "no lane");
                     return Ok(None);
@@ -47,5 +68,11 @@ impl Lane {
             }
         }
         Ok(None)
+    }
+
+    /// For threads that may block, with what keeps it from others.
+    pub(crate) fn into_blocking(self) -> io::Result<(lane::Lane, impl Sized)> {
+        let lane = lane::Lane::of_owner(self.stream.into_std()?, self.number)?;
+        Ok((lane, (self.guest, self.only)))
     }
 }

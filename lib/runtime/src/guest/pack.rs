@@ -1,12 +1,14 @@
 //! Writes a directory of the host as a tar stream. What changes meanwhile may be old or new in it, but the archive stays
 //! one.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use tar::{Builder, EntryType, Header};
+
+use crate::made_up;
 
 /// Packs what is below `source`, with owners, modes and times; links are packed as links. Sockets are left out: without
 /// the process behind them they are nothing.
@@ -48,12 +50,13 @@ fn append<W: Write>(archive: &mut Builder<W>, path: &Path, name: &Path, meta: &M
         return archive.append_link(&mut header(EntryType::Symlink, meta, 0), name, target);
     }
     if kind.is_file() {
-        // What it has become meanwhile is not followed elsewhere.
-        let mut options = File::options();
-        let open =
-            options.read(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()).open(path);
-        let Some(file) = unless_gone(open).map_err(naming(path))? else { return Ok(()) };
+        let Some(file) = unless_gone(made_up::open(path)).map_err(naming(path))? else { return Ok(()) };
         let size = meta.len();
+        if size <= made_up::SMALL {
+            let content = made_up::content(file).map_err(naming(path))?;
+            let mut header = header(EntryType::Regular, meta, content.len() as u64);
+            return archive.append_data(&mut header, name, content.as_slice());
+        }
         // As many bytes as the header says, whether the file grows or shrinks.
         let content = file.take(size).chain(io::repeat(0)).take(size);
         return archive.append_data(&mut header(EntryType::Regular, meta, size), name, content);
@@ -144,10 +147,12 @@ mod tests {
     fn a_file_that_shrinks_or_grows_while_it_is_packed_breaks_nothing_after_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
-        fs::write(&path, "0123456789").unwrap();
-        let meta = fs::symlink_metadata(&path).unwrap();
-        for now in ["0123", "0123456789abcdef"] {
-            fs::write(&path, now).unwrap();
+        for (length, now) in
+            [(10, 4), (10, 16), (made_up::SMALL + 10, 4), (made_up::SMALL + 10, made_up::SMALL + 16)]
+        {
+            fs::write(&path, vec![1; length as usize]).unwrap();
+            let meta = fs::symlink_metadata(&path).unwrap();
+            fs::write(&path, vec![2; now as usize]).unwrap();
             let mut archive = Builder::new(Vec::new());
             append(&mut archive, &path, Path::new("log"), &meta).unwrap();
             let mut end = header(EntryType::Regular, &meta, 3);
@@ -160,6 +165,16 @@ mod tests {
                 .collect();
             assert_eq!(names, [Path::new("log"), Path::new("end")]);
         }
+    }
+
+    #[test]
+    fn what_the_kernel_makes_up_is_packed_with_its_content() {
+        let version = fs::read("/proc/version").unwrap();
+        let bytes = pack_file(Path::new("/proc/version"), Path::new("version"), Vec::new()).unwrap();
+        let mut archive = tar::Archive::new(bytes.as_slice());
+        let mut content = Vec::new();
+        archive.entries().unwrap().next().unwrap().unwrap().read_to_end(&mut content).unwrap();
+        assert_eq!(content, version);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,11 +16,12 @@ use tokio_util::sync::CancellationToken;
 use super::{Config, Error, Runtime, Shared, Vms};
 use crate::boot::{self, InitramfsCache};
 use crate::layout::Layout;
-use crate::ledger::{self, Found, Record, Stage};
+use crate::ledger::{self, Found, Origin, Purpose, Record, Stage};
 use crate::lifecycle::{Phase, Remains, VmmRemains};
 use crate::network::bridge::Bridges;
 use crate::pins;
 use crate::process::{Process, ProcessRecord};
+use crate::restore;
 use crate::status::Outcome;
 use crate::vm::{self, Beginning, Context};
 use crate::vmm::drivers::Drivers;
@@ -57,7 +59,15 @@ pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
     });
     boot::prune(&context.layout);
     let vms = take_over(&context).await?;
-    Ok(Runtime { shared: Arc::new(Shared { context, config, vms: Mutex::new(vms) }) })
+    Ok(Runtime {
+        shared: Arc::new(Shared {
+            context,
+            config,
+            vms: Mutex::new(vms),
+            builds: Mutex::default(),
+            generations: AtomicU64::new(1),
+        }),
+    })
 }
 
 fn make_private(path: &Path) -> Result<(), Error> {
@@ -103,6 +113,9 @@ async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
     if let Err(error) = pins::unpin_all_but(&context.store, &living.collect::<Vec<_>>()) {
         tracing::warn!(%error, "disks stay pinned");
     }
+    if let Err(error) = restore::remove_orphans(&context.store) {
+        tracing::warn!(error = vm::chain(&error), "snapshots of forks stay");
+    }
     let mut beginnings = Vec::new();
     for record in records {
         let beginning = beginning(&record)?;
@@ -139,30 +152,42 @@ fn beginning(record: &Record) -> Result<Beginning, Error> {
         Some(process) => adopt(process)?,
         None => None,
     };
-    let (vmm, main) = match &record.stage {
+    let vmm = match &record.stage {
         Stage::Created => return Ok(Beginning::Abandoned),
         Stage::Stopped => {
             let outcome = record.status.outcome.clone().unwrap_or(Outcome::Killed);
             return Ok(Beginning::Stopped(outcome));
         }
         // A VMM may run that is not written down; cleaning up looks for it.
-        Stage::Starting { .. } => (None, MainProcess::Unknown),
-        Stage::Booting { vmm } => (adopt(vmm)?, MainProcess::Unknown),
-        Stage::Running { vmm } => (adopt(vmm)?, MainProcess::Started),
-        Stage::Ended { vmm, outcome } => (adopt(vmm)?, MainProcess::Ended(outcome.clone())),
+        Stage::Starting { .. } => None,
+        Stage::Booting { vmm }
+        | Stage::Running { vmm }
+        | Stage::Dormant { vmm }
+        | Stage::Waking { vmm }
+        | Stage::Asleep { vmm }
+        | Stage::Paused { vmm }
+        | Stage::Ended { vmm, .. } => adopt(vmm)?,
     };
-    let remains = if vmm.is_some() { VmmRemains::Alive } else { VmmRemains::Gone };
-    let (phase, commands) = Phase::adopted(match main {
-        MainProcess::Unknown => Remains::Unfinished { vmm: remains },
-        MainProcess::Started => Remains::Started { vmm: remains },
-        MainProcess::Ended(outcome) => Remains::Ended { vmm: remains, outcome },
-    });
+    let (phase, commands) = Phase::adopted(remains(record, vmm.is_some()));
     Ok(Beginning::Adopted { phase, commands, vmm, network })
 }
 
-/// What is recorded of it.
-enum MainProcess {
-    Unknown,
-    Started,
-    Ended(Outcome),
+/// What is left of a VM of which this is on record.
+fn remains(record: &Record, vmm_lives: bool) -> Remains {
+    let vmm = if vmm_lives { VmmRemains::Alive } else { VmmRemains::Gone };
+    match (&record.stage, &record.origin, record.purpose) {
+        (Stage::Ended { outcome, .. }, ..) => Remains::Ended { vmm, outcome: outcome.clone() },
+        // Whoever made the template is gone.
+        (_, _, Purpose::Template) => Remains::Useless { vmm },
+        (Stage::Booting { .. }, Origin::Snapshot { .. }, _) | (Stage::Waking { .. }, ..) => {
+            Remains::Useless { vmm }
+        }
+        (Stage::Dormant { .. }, ..) => Remains::Dormant { vmm },
+        (Stage::Running { .. }, ..) => Remains::Started { vmm },
+        (Stage::Asleep { .. }, ..) => Remains::Asleep { vmm },
+        (Stage::Paused { .. }, ..) => Remains::Paused { vmm },
+        (Stage::Created | Stage::Starting { .. } | Stage::Booting { .. } | Stage::Stopped, ..) => {
+            Remains::Unfinished { vmm }
+        }
+    }
 }

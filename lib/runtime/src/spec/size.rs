@@ -25,22 +25,34 @@ pub enum NotASize {
     OutOfBounds { what: &'static str, bytes: u64, least: u64, most: u64 },
 }
 
-/// Bytes of a size as docker writes them: a number, then nothing (bytes) or k, m, g, t in powers of 1024, then
-/// optionally "b" or "ib".
-fn parse(text: &str) -> Result<u64, NotASize> {
-    let bad = || NotASize::Text { text: text.to_owned() };
+/// Bytes of a size as people write it: a number, also a part like 1.5, then nothing (bytes) or k, m, g, t in powers of 1024,
+/// then optionally "b" or "ib".
+pub fn bytes(text: &str) -> Result<u64, NotASize> {
+    parse(text).ok_or_else(|| NotASize::Text { text: text.to_owned() })
+}
+
+fn parse(text: &str) -> Option<u64> {
     let lower = text.trim().to_ascii_lowercase();
-    let digits = lower.len() - lower.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = lower.split_at_checked(digits).ok_or_else(bad)?;
+    let end = lower.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(lower.len());
+    let (number, unit) = lower.split_at_checked(end)?;
     let shift = match unit {
         "" | "b" => 0,
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
         "t" | "tb" | "tib" => 40,
-        _ => return Err(bad()),
+        _ => return None,
     };
-    number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(bad)
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let scale = 1_u128 << shift;
+    // In thousandths: nobody means a byte by a fraction.
+    let thousandths = match fraction {
+        "" => 0,
+        digits if digits.len() <= 3 => digits.parse::<u128>().ok()? * 10_u128.pow(3 - digits.len() as u32),
+        _ => return None,
+    };
+    let whole = u128::from(whole.parse::<u64>().ok()?);
+    u64::try_from(whole * scale + thousandths * scale / 1000).ok()
 }
 
 /// Rounds up to whole MiB and checks the bounds, which are in MiB.
@@ -70,7 +82,7 @@ macro_rules! size {
         impl FromStr for $name {
             type Err = NotASize;
             fn from_str(text: &str) -> Result<Self, NotASize> {
-                Self::from_bytes(parse(text)?)
+                Self::from_bytes(bytes(text)?)
             }
         }
         impl TryFrom<u64> for $name {
@@ -101,25 +113,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_docker_writes_them() {
-        for (text, mib) in
-            [("512m", 512), ("512M", 512), ("1g", 1024), ("1GiB", 1024), ("134217728", 128), ("98305k", 97)]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, expected) in [
+            ("0", 0),
+            ("17", 17),
+            ("17b", 17),
+            ("1k", 1024),
+            ("512m", 512 << 20),
+            ("512MiB", 512 << 20),
+            ("1.5G", 3 << 29),
+            ("0.25t", 1 << 38),
+        ] {
+            assert_eq!(bytes(text).unwrap(), expected, "{text}");
+        }
+        for bad in ["", "m", "-1", "1x", "1.2345g", "1.g.", "18446744073709551615t", "1 2", "1 g b"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_and_disks_have_whole_mebibytes_within_bounds() {
+        for (text, mib) in [("512M", 512), ("1GiB", 1024), ("134217728", 128), ("98305k", 97), ("0.1g", 103)]
         {
             assert_eq!(text.parse::<Memory>().unwrap().mib(), mib, "{text}");
         }
-        for bad in [
-            "",
-            "m",
-            "1x",
-            "-1g",
-            "1.5g",
-            "1 g b",
-            "99999999999999999999",
-            "18446744073709551615t",
-            "1m",
-            "95m",
-            "2t",
-        ] {
+        for bad in ["1m", "95m", "2t"] {
             assert!(bad.parse::<Memory>().is_err(), "{bad}");
         }
         assert_eq!("2t".parse::<DiskSize>().unwrap().mib(), 2 << 20);

@@ -10,14 +10,14 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{Context, Message, Vm, spawn};
 use crate::id::VmId;
 use crate::layout::VmLayout;
-use crate::ledger::{self, Stage};
+use crate::ledger::{self, Origin, Stage};
 use crate::lifecycle::{Input, Phase};
 use crate::network::{bridge, passt};
 use crate::process::{self, Process};
 use crate::status::{Outcome, VmmEnd};
 use crate::vmm::Driver;
 use crate::vmm::firecracker::jail;
-use crate::{cgroup, console, pins};
+use crate::{cgroup, console, pins, restore};
 
 /// A killed process that is not gone by then sits in the kernel.
 const GONE: Duration = Duration::from_secs(10);
@@ -52,10 +52,15 @@ impl Vm {
                 Stage::Created
                 | Stage::Booting { .. }
                 | Stage::Running { .. }
+                | Stage::Dormant { .. }
+                | Stage::Waking { .. }
+                | Stage::Asleep { .. }
+                | Stage::Paused { .. }
                 | Stage::Ended { .. }
                 | Stage::Stopped => None,
             },
             bridge: self.record.bridge.is_some(),
+            origin: self.record.origin.clone(),
             cgroups: self.record.cgroups.clone(),
             layout: self.layout.clone(),
             driver: Arc::clone(&self.driver),
@@ -99,6 +104,7 @@ pub(crate) struct Remains {
     pub starting: Option<PathBuf>,
     /// Whether the VM was to have a bridge network.
     pub bridge: bool,
+    pub origin: Origin,
     pub cgroups: Vec<PathBuf>,
     pub layout: VmLayout,
     pub driver: Arc<dyn Driver>,
@@ -120,6 +126,8 @@ enum Error {
     Pins(#[from] pins::Error),
     #[error(transparent)]
     Bridge(bridge::Error),
+    #[error("a snapshot that nothing is made of any more could not be removed")]
+    Snapshot(#[source] Box<imp_storage::snapshots::Error>),
 }
 
 impl Remains {
@@ -150,9 +158,12 @@ impl Remains {
         }
         let groups = remove_groups(self.cgroups).await;
         let (context, layout, id) = (Arc::clone(context), self.layout, self.id.clone());
-        let bridge = self.bridge;
+        let (bridge, origin) = (self.bridge, self.origin);
         let files = tokio::task::spawn_blocking(move || {
             let mut errors = remove_files(&context, &layout, &id);
+            if let Origin::Snapshot { digest } = origin {
+                errors.extend(restore::remove_unused(&context.store, &digest).map_err(Error::Snapshot).err());
+            }
             // Its VMM has ended: a tap that is held lives on.
             errors.extend(
                 bridge.then(|| context.bridges.disconnect(&id).map_err(Error::Bridge).err()).flatten(),

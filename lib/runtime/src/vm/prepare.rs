@@ -5,17 +5,19 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use imp_storage::snapshots::Part;
 use tokio::sync::watch;
 
 use super::{Context, Message, Prepared, Vm, chain};
 use crate::admission::VMM_THREADS;
 use crate::layout::VmLayout;
-use crate::ledger;
+use crate::ledger::{self, Origin};
 use crate::lifecycle::Input;
 use crate::network::{self, Network};
 use crate::spec::{NetworkMode, VmSpec};
 use crate::status::{Failure, PortFacts};
-use crate::{boot, cgroup, ports};
+use crate::vmm::snapshot::SnapshotFiles;
+use crate::{boot, cgroup, ports, restore};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -31,6 +33,8 @@ enum Error {
     Bridge(#[from] network::bridge::Error),
     #[error("cannot make the scratch disk")]
     Scratch(#[source] imp_storage::disk::Error),
+    #[error("the snapshot that the VM is to be made of cannot be used")]
+    Snapshot(#[source] Box<imp_storage::snapshots::Error>),
     #[error("the disk of the image, {}, is not there: pull the image again", path.display())]
     Base {
         path: PathBuf,
@@ -104,14 +108,29 @@ fn prepare_blocking(
     check(spec)?;
     ledger::remove_directory(layout.runtime())?;
     make_private(layout.runtime())?;
-    imp_storage::disk::create_scratch(&layout.scratch(), spec.scratch.bytes()).map_err(Error::Scratch)?;
+    let snapshot = match &record.origin {
+        Origin::Boot => {
+            imp_storage::disk::create_scratch(&layout.scratch(), spec.scratch.bytes())
+                .map_err(Error::Scratch)?;
+            None
+        }
+        Origin::Snapshot { digest } => {
+            let host = restore::host(&record.status.driver);
+            let opened = context.store.snapshots().open(digest, &host);
+            let opened = opened.map_err(|error| Error::Snapshot(Box::new(error)))?;
+            imp_storage::disk::clone_scratch(&opened.part(Part::Scratch), &layout.scratch())
+                .map_err(Error::Scratch)?;
+            restore::read_ahead(&opened.part(Part::Memory));
+            Some(SnapshotFiles { state: opened.part(Part::State), memory: opened.part(Part::Memory) })
+        }
+    };
     let mut groups = cgroup::make(id, &limits(spec, overhead));
     let network = network_of(context, &record, layout)?;
     if let Some(process) = network.as_ref().and_then(Network::process) {
         groups.not_enforced.extend(cgroup::enter(&groups.directories, process.pid()));
     }
     let cgroup::Groups { enforced, not_enforced, .. } = groups;
-    Ok(Prepared { kernel, initramfs, ports, network, limits: enforced, not_enforced })
+    Ok(Prepared { kernel, initramfs, snapshot, ports, network, limits: enforced, not_enforced })
 }
 
 fn check(spec: &VmSpec) -> Result<(), Error> {
@@ -151,7 +170,8 @@ fn network_of(
     }
 }
 
-/// The page cache of the disks counts, too: half of the guest's memory again keeps it from thrashing.
+/// The page cache counts, too. Half of the guest's memory again keeps that of its disks from thrashing; what is written of a
+/// snapshot goes to the disk meanwhile.
 fn limits(spec: &VmSpec, overhead: u64) -> cgroup::Limits {
     let memory = spec.memory.bytes();
     let cpus = u64::from(spec.cpus.get());

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use super::{NotRemoved, Vm};
-use crate::ledger;
+use crate::ledger::{self, Stage};
 use crate::lifecycle::{Deadline, Input, Phase};
 use crate::pins;
-use crate::status::{Event, Stage, StageName};
+use crate::process::ProcessRecord;
+use crate::status::{self, Event, StageName};
 
 impl Vm {
     /// Facts that an input brings, whatever the phase.
@@ -22,6 +23,12 @@ impl Vm {
             (Input::Answered, Phase::Answering) => StageName::Answered,
             (Input::Configured, Phase::Configuring) => StageName::Configured,
             (Input::CopiedIn, Phase::CopyingIn) => StageName::MountsCopied,
+            (Input::Initialised, Phase::Initialising) => StageName::Initialised,
+            (Input::Loaded, Phase::Spawning) => StageName::Loaded,
+            (Input::Woken, Phase::Waking) => {
+                self.record.status.started = Some(SystemTime::now());
+                StageName::Woken
+            }
             (Input::MainStarted, Phase::StartingMain) => {
                 self.record.status.started = Some(SystemTime::now());
                 StageName::MainStarted
@@ -33,7 +40,7 @@ impl Vm {
             _ => return,
         };
         let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.record.status.stages.push(Stage { name: stage, milliseconds });
+        self.record.status.stages.push(status::Stage { name: stage, milliseconds });
     }
 
     /// Puts into the record what the new phase makes true.
@@ -41,16 +48,26 @@ impl Vm {
         let unreachable = matches!(self.phase, Phase::Reconnecting);
         self.record.status.unreachable_since = unreachable.then(SystemTime::now);
         match &self.phase {
-            Phase::Running if matches!(before, Phase::StartingMain | Phase::Finding) => {
-                if let Some(vmm) = &self.vmm {
-                    self.record.stage = ledger::Stage::Running { vmm: vmm.record().clone() };
-                    self.write().await;
+            Phase::Running => {
+                self.deadlines.retain(|(deadline, _)| *deadline == Deadline::Grace);
+                match before {
+                    Phase::StartingMain | Phase::Finding => self.stage(Stage::running).await,
+                    // Somebody waits for it, and it ends with this machine.
+                    Phase::Waking | Phase::Rousing | Phase::Sleeping { .. } => {
+                        self.stage_unsynced(Stage::running).await;
+                    }
+                    _ => {}
                 }
             }
+            Phase::Dormant => self.stage(|vmm| Stage::Dormant { vmm }).await,
+            Phase::Waking => self.stage_unsynced(|vmm| Stage::Waking { vmm }).await,
+            Phase::Sleeping { .. } => self.stage_unsynced(|vmm| Stage::Asleep { vmm }).await,
+            Phase::Pausing => self.stage_unsynced(|vmm| Stage::Paused { vmm }).await,
+            Phase::Rousing => self.stage_unsynced(|vmm| Stage::Asleep { vmm }).await,
             Phase::ShuttingDown { outcome } => {
                 if let Some(vmm) = &self.vmm {
                     let (vmm, outcome) = (vmm.record().clone(), outcome.clone());
-                    self.record.stage = ledger::Stage::Ended { vmm, outcome };
+                    self.record.stage = Stage::Ended { vmm, outcome };
                     self.write().await;
                 }
             }
@@ -61,7 +78,7 @@ impl Vm {
                 self.record.status.outcome = Some(outcome.clone());
                 self.record.status.ended = Some(SystemTime::now());
                 self.record.status.vmm_pid = None;
-                self.record.stage = ledger::Stage::Stopped;
+                self.record.stage = Stage::Stopped;
                 self.record.network = None;
                 self.record.bridge = None;
                 self.record.cgroups.clear();
@@ -73,9 +90,11 @@ impl Vm {
             | Phase::Answering
             | Phase::Configuring
             | Phase::CopyingIn
+            | Phase::Initialising
             | Phase::StartingMain
             | Phase::Finding
-            | Phase::Running
+            | Phase::Saving { .. }
+            | Phase::Paused
             | Phase::Reconnecting
             | Phase::StoppingMain
             | Phase::Abandoning { .. } => {}
@@ -87,6 +106,25 @@ impl Vm {
     pub(super) async fn write(&self) {
         let (layout, record) = (self.layout.clone(), self.record.clone());
         let written = tokio::task::spawn_blocking(move || ledger::write(&layout, &record)).await;
+        if let Ok(Err(error)) = written {
+            tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "cannot keep a record");
+        }
+    }
+
+    /// Puts into the record what is true of the VMM that runs.
+    async fn stage(&mut self, stage: impl FnOnce(ProcessRecord) -> Stage) {
+        if let Some(vmm) = &self.vmm {
+            self.record.stage = stage(vmm.record().clone());
+            self.write().await;
+        }
+    }
+
+    /// As `stage`, without waiting for the disk.
+    async fn stage_unsynced(&mut self, stage: impl FnOnce(ProcessRecord) -> Stage) {
+        let Some(vmm) = &self.vmm else { return };
+        self.record.stage = stage(vmm.record().clone());
+        let (layout, record) = (self.layout.clone(), self.record.clone());
+        let written = tokio::task::spawn_blocking(move || ledger::write_unsynced(&layout, &record)).await;
         if let Ok(Err(error)) = written {
             tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "cannot keep a record");
         }

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{Message, Vm, after, spawn};
 use crate::boot::COMMAND_LINE;
 use crate::cgroup;
-use crate::guest::{self, Heard, Request};
+use crate::guest::{self, GuestHold, Heard, Lanes, Request};
 use crate::ledger;
 use crate::lifecycle::{Command, Input};
 use crate::logs::LogWriter;
@@ -21,7 +21,7 @@ use crate::network::Network;
 use crate::process::Process;
 use crate::status::Failure;
 use crate::vmm::{
-    self, Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Machine, NetworkDevice, Origin,
+    self, Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Machine, NetworkDevice, NetworkLimit, Origin,
 };
 
 /// By then the end of a VMM that has closed its sockets is seen, also on a busy machine.
@@ -37,6 +37,13 @@ impl Vm {
             Command::Greet => self.greet(),
             Command::Configure => self.configure(),
             Command::CopyIn => self.copy_in(),
+            Command::Initialise => self.initialise(),
+            Command::Wake => self.wake(),
+            Command::Sleep => self.sleep(),
+            Command::Save => self.save(),
+            Command::Pause => self.pause(),
+            Command::Attach => self.take_over_machine(),
+            Command::Rouse => self.rouse(),
             Command::StartMain => {
                 let main = &self.record.spec.main;
                 self.follow_main(Request::start(main, self.record.spec.limits.processes));
@@ -84,10 +91,14 @@ impl Vm {
             }
         });
         let network = attachment.zip(self.record.status.network.mac.clone());
+        let network_limit = NetworkLimit {
+            bytes_per_second: spec.limits.network_bytes_per_second,
+            packets_per_second: spec.limits.network_packets_per_second,
+        };
         let boot = BootConfig {
             id: self.id.to_string(),
             user: self.record.status.vmm_user,
-            origin: Origin::Boot,
+            origin: prepared.snapshot.take().map_or(Origin::Boot, Origin::Snapshot),
             changes: Changes::NotNoted,
             cpus: spec.cpus,
             memory: spec.memory,
@@ -102,7 +113,7 @@ impl Vm {
                 bytes_per_second: spec.limits.disk_bytes_per_second,
                 requests_per_second: spec.limits.disk_requests_per_second,
             },
-            network: network.map(|(attachment, mac)| NetworkDevice { mac, attachment }),
+            network: network.map(|(attachment, mac)| NetworkDevice { mac, attachment, limit: network_limit }),
         };
         let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
         // Only those that could be made: what refused to be made has been told of.
@@ -126,7 +137,7 @@ impl Vm {
         self.attach(async move { driver.begin(&boot, &layout, process).await });
     }
 
-    fn attach(
+    pub(super) fn attach(
         &mut self,
         machine: impl Future<Output = Result<Box<dyn Machine>, vmm::Error>> + Send + 'static,
     ) {
@@ -176,12 +187,35 @@ impl Vm {
 
     fn copy_in(&mut self) {
         let mounts = self.record.spec.mounts.clone();
+        let (machine, only, token) = (self.machine.clone(), Arc::clone(&self.lane), self.holders.token());
         self.call(Input::CopiedIn, async move |connection| {
+            let guest = GuestHold::new(connection.clone(), token);
+            let lanes = machine.map(|machine| Lanes { machine, guest, only });
             for mount in &mounts {
-                guest::copy_in(&connection, mount).await?;
+                let lane = match &lanes {
+                    Some(lanes) => lanes.open().await,
+                    None => None,
+                };
+                guest::copy_in(&connection, lane, mount).await?;
             }
             Ok(())
         });
+    }
+
+    /// Runs what a template begins with, before its main process.
+    fn initialise(&mut self) {
+        let Some(connection) = self.connection.borrow().clone() else { return };
+        let (commands, guest) = (Arc::clone(&self.initial), self.guest());
+        let main = self.record.spec.main.clone();
+        self.step = Some(spawn(async move {
+            for command in commands.iter() {
+                match crate::template::init::run(&connection, command, &main).await {
+                    Ok(()) => {}
+                    Err(failure) => return guest.broken(&connection, Input::Failed(failure)).await,
+                }
+            }
+            guest.tell(Input::Initialised);
+        }));
     }
 
     fn signal_main(&mut self) {
@@ -314,7 +348,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    fn tell(&self, input: Input) {
+    pub(super) fn tell(&self, input: Input) {
         let _ = self.messages.send(Message::Happened(input));
     }
 

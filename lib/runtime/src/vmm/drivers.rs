@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::firecracker::{self, Firecracker};
 use super::memory::Freshness;
 use super::qemu::{self, Qemu};
-use super::{Driver, find_program};
+use super::snapshot::SnapshotKind;
+use super::{Driver, Possible, find_program};
 use crate::layout::Layout;
-use crate::spec::NetworkMode;
+use crate::spec::{Limits, NetworkMode};
 use crate::status::DriverFacts;
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -149,16 +150,35 @@ impl Drivers {
         Ok(Self(all))
     }
 
-    /// The best that can attach a machine to this network, or the best of all, which then says why it cannot.
-    pub(crate) fn for_new(&self, network: Option<NetworkMode>, user: User) -> Arc<dyn Driver> {
+    /// The best that can attach a machine to this network and keep these limits, or the best of all, which then says why
+    /// it cannot.
+    pub(crate) fn for_new(
+        &self,
+        network: Option<NetworkMode>,
+        limits: &Limits,
+        user: User,
+    ) -> Arc<dyn Driver> {
         let possible = |mode: NetworkMode| mode != NetworkMode::Bridge || user == User::Root;
         let can = |driver: &&Arc<dyn Driver>| match network {
             Some(NetworkMode::None) => true,
             Some(mode) => driver.networks().contains(&mode),
             None => driver.networks().iter().any(|mode| possible(*mode)),
         };
-        let best = self.0.iter().find(can).or_else(|| self.0.first());
+        let keeps = |driver: &&Arc<dyn Driver>| {
+            !limits.limits_network() || driver.capabilities().network_limits == Possible::Yes
+        };
+        let best = self.0.iter().find(|driver| can(driver) && keeps(driver)).or_else(|| self.0.first());
         Arc::clone(best.expect("there is at least one driver"))
+    }
+
+    /// Whether snapshots are made by some driver.
+    pub(crate) fn make_snapshots(&self) -> bool {
+        self.0.iter().any(|driver| driver.capabilities().snapshots.contains(&SnapshotKind::Full))
+    }
+
+    /// One that starts new machines.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<dyn Driver>> {
+        self.0.iter().find(|driver| driver.facts().name == name).cloned()
     }
 
     /// All that some driver can attach a machine to.
@@ -222,6 +242,7 @@ mod tests {
     fn a_network_that_the_best_driver_cannot_have_leads_to_the_next() {
         use NetworkMode::{Bridge, None as Nothing, User as Passt};
         let both = Drivers::best(Trials { firecracker: firecracker_works(), qemu: qemu_works() }).unwrap();
+        let none = Limits::default();
         for (network, user, expected) in [
             (None, User::Root, "firecracker"),
             (None, User::Ordinary, "qemu"),
@@ -229,11 +250,22 @@ mod tests {
             (Some(Bridge), User::Root, "firecracker"),
             (Some(Passt), User::Root, "qemu"),
         ] {
-            assert_eq!(both.for_new(network, user).facts().name, expected, "{network:?} {user:?}");
+            assert_eq!(both.for_new(network, &none, user).facts().name, expected, "{network:?} {user:?}");
         }
         let absent = Err(qemu::probe::Error::NotInstalled { name: "qemu".into() });
         let one = Drivers::best(Trials { firecracker: firecracker_works(), qemu: absent }).unwrap();
-        assert_eq!(one.for_new(Some(Passt), User::Root).facts().name, "firecracker");
+        assert_eq!(one.for_new(Some(Passt), &none, User::Root).facts().name, "firecracker");
+    }
+
+    #[test]
+    fn a_limit_of_the_network_leads_to_a_driver_that_keeps_it() {
+        let drivers = Drivers(vec![
+            Arc::new(Qemu::new(&qemu_works().unwrap())),
+            Arc::new(Firecracker::new(&firecracker_works().unwrap())),
+        ]);
+        let limited = Limits { network_packets_per_second: Some(1), ..Limits::default() };
+        let name = |limits: &Limits| drivers.for_new(None, limits, User::Root).facts().name.clone();
+        assert_eq!((name(&limited).as_str(), name(&Limits::default()).as_str()), ("firecracker", "qemu"));
     }
 
     #[test]

@@ -29,10 +29,6 @@ pub(crate) mod firecracker;
 pub(crate) mod kvm;
 pub(crate) mod memory;
 pub(crate) mod qemu;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "what snapshots of VMs will be made of; until then its test alone needs it")
-)]
 pub(crate) mod snapshot;
 #[cfg(test)]
 mod snapshot_tests;
@@ -44,19 +40,20 @@ use snapshot::{SnapshotFiles, SnapshotKind};
 pub(crate) struct Capabilities {
     /// Snapshots that it makes, and makes machines of.
     pub snapshots: &'static [SnapshotKind],
+    /// Limits of what goes over a network.
+    pub network_limits: Possible,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Possible {
+    Yes,
+    No,
 }
 
 /// Starts machines and takes them over.
 pub(crate) trait Driver: Send + Sync {
     fn facts(&self) -> &DriverFacts;
 
-    #[cfg_attr(
-        not(test),
-        expect(
-            dead_code,
-            reason = "what snapshots of VMs will be made of; until then its test alone needs it"
-        )
-    )]
     fn capabilities(&self) -> Capabilities;
 
     /// Networks that a machine can be attached to, the best first; none is always possible.
@@ -117,34 +114,13 @@ pub(crate) trait Machine: Send + Sync {
     }
 
     /// Stops the guest between two instructions.
-    #[cfg_attr(
-        not(test),
-        expect(
-            dead_code,
-            reason = "what snapshots of VMs will be made of; until then its test alone needs it"
-        )
-    )]
     fn pause(&self) -> BoxFuture<'_, Result<(), Error>>;
 
     /// Lets a paused guest go on.
-    #[cfg_attr(
-        not(test),
-        expect(
-            dead_code,
-            reason = "what snapshots of VMs will be made of; until then its test alone needs it"
-        )
-    )]
     fn resume(&self) -> BoxFuture<'_, Result<(), Error>>;
 
     /// Writes a snapshot of a machine that is paused and stays so. The files are made, in a directory that is there. Streams
     /// to the guest's agent may end by it, and have to be opened again when the guest goes on.
-    #[cfg_attr(
-        not(test),
-        expect(
-            dead_code,
-            reason = "what snapshots of VMs will be made of; until then its test alone needs it"
-        )
-    )]
     fn snapshot<'a>(&'a self, kind: SnapshotKind, to: &'a SnapshotFiles) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Waits for the end of the process, whatever ends it, and until its console is written down.
@@ -176,13 +152,6 @@ pub(crate) struct BootConfig {
 pub(crate) enum Origin {
     Boot,
     /// Of a machine with the same devices; drives and network are this machine's own.
-    #[cfg_attr(
-        not(test),
-        expect(
-            dead_code,
-            reason = "what snapshots of VMs will be made of; until then its test alone needs it"
-        )
-    )]
     Snapshot(SnapshotFiles),
 }
 
@@ -220,6 +189,14 @@ pub(crate) struct DriveLimit {
 pub(crate) struct NetworkDevice {
     pub mac: String,
     pub attachment: Attachment,
+    pub limit: NetworkLimit,
+}
+
+/// Each way; absent: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct NetworkLimit {
+    pub bytes_per_second: Option<u64>,
+    pub packets_per_second: Option<u64>,
 }
 
 /// What carries the frames of a network device.
@@ -264,6 +241,8 @@ pub(crate) enum Error {
          run the machine (--driver qemu)"
     )]
     StreamNetwork,
+    #[error("QEMU does not limit what goes over a network: leave --network-bps and --network-pps out, or use Firecracker")]
+    NoNetworkLimit,
     #[error("cannot start {}", program.display())]
     Spawn {
         program: PathBuf,
@@ -284,6 +263,10 @@ pub(crate) enum Error {
     Monitor(#[source] qemu::qmp::Error),
     #[error("Firecracker did not do what it was asked for")]
     Api(#[source] firecracker::api::Error),
+    #[error("QEMU does not say how much memory its guest has")]
+    NoMemorySize,
+    #[error("QEMU did not write a snapshot")]
+    Save(#[source] qemu::snapshot::Error),
     #[error("the snapshot cannot be loaded: {fault}")]
     NotLoaded { fault: String },
     #[error("{driver} makes no snapshots of this kind")]

@@ -17,7 +17,7 @@ use super::host::{Host, exec, outcome, reachable, running, start};
 use super::owner::{Owner, Then};
 
 /// Runs a test on a host of its own.
-fn on_own_host(test: impl AsyncFnOnce(&World) + Send) {
+pub(crate) fn on_own_host(test: impl AsyncFnOnce(&World) + Send) {
     on_driver(async {
         let tested = world::on_own_host(|world| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -27,7 +27,7 @@ fn on_own_host(test: impl AsyncFnOnce(&World) + Send) {
     });
 }
 
-fn bridged(mut spec: VmSpec, egress: Option<Egress>) -> VmSpec {
+pub(crate) fn bridged(mut spec: VmSpec, egress: Option<Egress>) -> VmSpec {
     spec.network = Some(NetworkMode::Bridge);
     spec.bridge.egress = egress;
     spec
@@ -38,7 +38,7 @@ fn at(address: &str, port: u16) -> SocketAddr {
 }
 
 /// What a server says to the guest, or nothing.
-async fn reaches(runtime: &Runtime, id: &VmId, to: &str, port: u16) -> String {
+pub(crate) async fn reaches(runtime: &Runtime, id: &VmId, to: &str, port: u16) -> String {
     exec(runtime, id, &format!("timeout 10 nc -w 3 {to} {port} </dev/null 2>/dev/null")).await.0
 }
 
@@ -58,12 +58,12 @@ fn said_at(address: &str, port: u16) -> String {
     said
 }
 
-fn uplink(status: &VmStatus) -> String {
+pub(crate) fn uplink(status: &VmStatus) -> String {
     status.network.uplink[0].to_string()
 }
 
 /// Devices, tables and namespaces that are ours.
-fn nothing_of_ours() {
+pub(crate) fn nothing_of_ours() {
     assert!(!world::ip("-o link").unwrap().contains("imp"), "{}", world::ip("-o link").unwrap());
     assert_eq!(world::nft("list tables").unwrap(), "");
 }

@@ -18,6 +18,15 @@ pub(crate) fn lacks(runtime: &Runtime, network: NetworkMode) -> bool {
     lacks
 }
 
+/// Whether this test is for nobody here, because the driver declares that it makes no snapshots.
+pub(crate) fn makes_none(runtime: &Runtime) -> bool {
+    let none = !runtime.makes_snapshots();
+    if none {
+        println!("not for {:?}, which makes no snapshots", crate::DRIVER);
+    }
+    none
+}
+
 /// Call it first in the test, and do everything else in `test`.
 pub(crate) fn on_driver(test: impl Future<Output = ()>) {
     let run = || {

@@ -7,3 +7,7 @@ const DRIVER: imp_runtime::DriverChoice = imp_runtime::DriverChoice::Firecracker
 
 #[path = "list.rs"]
 mod engine;
+// Of what only this driver has.
+mod gate;
+mod jailed;
+mod unprivileged;

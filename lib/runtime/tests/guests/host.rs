@@ -14,7 +14,7 @@ use imp_runtime::spec::{
     Limits, MainProcess, Memory, NetworkMode, Stdin, VmSpec, WhenStopped,
 };
 use imp_runtime::status::{Outcome, State, VmStatus};
-use imp_runtime::{Config, LogEnd, LogQuery, Runtime, VmId};
+use imp_runtime::{Config, DriverChoice, LogEnd, LogQuery, Runtime, VmId};
 use imp_storage::store::{Store, StoreOptions};
 use imp_testkit::leftovers::{Snapshot, Thing};
 use imp_testkit::{machine, node};
@@ -32,13 +32,27 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new() -> Self {
-        let directory = tempfile::Builder::new().prefix("imp-").tempdir().unwrap();
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// With its directories in this one, on whose disk they are then.
+    pub(crate) fn below(folder: &Path) -> Self {
+        let directory = tempfile::Builder::new().prefix("imp-").tempdir_in(folder).unwrap();
         let data = directory.path().join("data");
         machine::data_directory(&data).unwrap();
         drop(Store::open(data.join("images"), StoreOptions::default()).unwrap());
         let base = disk(&data, "ab", with_busybox);
         let before = Snapshot::take(&[directory.path()]).unwrap();
         Self { directory, base, before }
+    }
+
+    /// For snapshots: what a VMM writes to a file system in memory is memory of its VM, which has not so much.
+    pub(crate) fn on_disk() -> Self {
+        let disk = Path::new("/data");
+        match crate::DRIVER {
+            DriverChoice::Firecracker if disk.is_dir() => Self::below(disk),
+            _ => Self::new(),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {

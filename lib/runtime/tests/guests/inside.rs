@@ -38,6 +38,7 @@ fn a_vm_has_what_was_copied_in_and_the_limits_that_its_status_tells() {
             cpu_millis: Some(1500),
             disk_bytes_per_second: Some(256 << 20),
             disk_requests_per_second: Some(50_000),
+            ..Limits::default()
         };
         let runtime = host.open().await;
         let id = start(&runtime, spec).await;

@@ -2,16 +2,22 @@
 
 mod agent;
 mod between;
-mod bridge;
+pub(crate) mod bridge;
 mod crash;
+pub(crate) mod disk;
 mod driver;
 mod ends;
-mod host;
+mod fork;
+pub(crate) mod host;
 mod hostile;
 mod inside;
 mod ledger;
+mod limits;
 mod many;
 mod memory;
 mod network;
-mod owner;
+pub(crate) mod owner;
+mod pause;
 mod reach;
+mod restore;
+mod template;

@@ -24,6 +24,8 @@ struct Orders {
     guest_agent: PathBuf,
     firecracker: Option<PathBuf>,
     vms: Vec<(VmSpec, Then)>,
+    /// Of which VMs are prepared, activated and ended for ever.
+    template: Option<VmSpec>,
 }
 
 /// What happens to a VM once it runs.
@@ -33,6 +35,9 @@ pub(crate) enum Then {
     /// With a grace that is longer than any test.
     Stop,
     Exec,
+    /// Again and again.
+    Fork,
+    Pause,
 }
 
 #[test]
@@ -45,7 +50,7 @@ fn owner_process() {
 }
 
 async fn own(orders: Orders) {
-    let Orders { data, runtime, guest_agent, firecracker, vms } = orders;
+    let Orders { data, runtime, guest_agent, firecracker, vms, template } = orders;
     let config = Config {
         data,
         runtime,
@@ -58,6 +63,10 @@ async fn own(orders: Orders) {
     let runtime = Runtime::open(config).await.unwrap();
     let mut events = runtime.subscribe();
     let mut thens = std::collections::HashMap::new();
+    if let Some(spec) = template {
+        let runtime = runtime.clone();
+        drop(tokio::spawn(async move { super::restore::for_ever(&runtime, spec).await }));
+    }
     for (mut spec, then) in vms {
         // Orders are on disk, where no environment is kept.
         spec.main.environment = Environment::new(["PATH=/bin"]).unwrap();
@@ -83,6 +92,10 @@ async fn own(orders: Orders) {
             Some(Then::Exec) => {
                 drop(tokio::spawn(async move { host::try_exec(&runtime, &id, "touch /in-exec; cat").await }));
             }
+            Some(Then::Fork) => {
+                drop(tokio::spawn(async move { super::fork::for_ever(&runtime, &id).await }));
+            }
+            Some(Then::Pause) => drop(tokio::spawn(async move { runtime.pause(&id).await })),
             Some(Then::LetRun) | None => {}
         }
     }
@@ -111,16 +124,30 @@ impl Owner {
         Self::start_as(host, config, vms, None)
     }
 
+    pub(crate) fn of_a_template(host: &Host, template: VmSpec) -> Self {
+        Self::with(host, host.config(), Vec::new(), Some(template), None)
+    }
+
     pub(crate) fn start_as(
         host: &Host,
         config: Config,
         vms: Vec<(VmSpec, Then)>,
         user: Option<User>,
     ) -> Self {
+        Self::with(host, config, vms, None, user)
+    }
+
+    fn with(
+        host: &Host,
+        config: Config,
+        vms: Vec<(VmSpec, Then)>,
+        template: Option<VmSpec>,
+        user: Option<User>,
+    ) -> Self {
         let Config { data, runtime, guest_agent, firecracker, .. } = config;
         // Not below the host's directories: it is none of theirs.
         let orders = host.path().with_extension("orders");
-        let text = serde_json::to_vec(&Orders { data, runtime, guest_agent, firecracker, vms }).unwrap();
+        let text = serde_json::to_vec(&Orders { data, runtime, guest_agent, firecracker, vms, template }).unwrap();
         std::fs::write(&orders, text).unwrap();
         let program = user.as_ref().map_or_else(|| std::env::current_exe().unwrap(), |u| u.program.clone());
         let mut command = Command::new(program);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// Good JSON in which one value is gone or of another kind or size.
-pub(super) fn changed(good: &str) -> impl Strategy<Value = String> + use<> {
+pub(crate) fn changed(good: &str) -> impl Strategy<Value = String> + use<> {
     let good: Value = serde_json::from_str(good).expect("the good document is JSON");
     let values = vec![
         json!(null),

@@ -4,7 +4,7 @@ pub mod archive;
 pub mod base;
 pub mod config;
 #[cfg(test)]
-mod hostile_json;
+pub(crate) mod hostile_json;
 pub mod manifest;
 pub mod platform;
 pub mod reference;

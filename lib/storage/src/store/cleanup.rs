@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::error::Error;
 use super::layout::Layout;
@@ -14,6 +15,7 @@ use crate::blob::digest::Digest;
 use crate::blob::write_error;
 use crate::disk::remove_leftovers;
 use crate::gc::{self, Goal, ListedDisk, ListedImage, Listing, Plan};
+use crate::snapshots::{self, Interrupted};
 
 /// Everything in the store, seen under its lock.
 struct Seen {
@@ -38,7 +40,7 @@ pub(super) fn remove(store: &Store, text: &str, removal: Removal) -> Result<Remo
     // An operation that still looks at the image has it open; only pins may keep it.
     seen.listing.held.remove(&image);
     let plan = gc::plan(&seen.listing, &Goal::Without { image });
-    apply(store, &seen, plan)
+    apply(store, &seen, plan, &removing)
 }
 
 /// Who keeps an image from being removed.
@@ -59,23 +61,23 @@ fn pin_owners(store: &Store, seen: &Seen, image: &Digest, removal: Removal) -> R
 
 pub(super) fn prune(store: &Store, scope: PruneScope) -> Result<Removed, Error> {
     let removing = StoreLock::exclusive(&store.layout)?;
-    sweep_files(store, &removing)?;
+    sweep_files(store, Interrupted::Removed, &removing)?;
     let seen = look(store, &removing)?;
     let goal = match scope {
         PruneScope::Unnamed => Goal::Unnamed,
         PruneScope::Unused => Goal::Unused,
     };
     let plan = gc::plan(&seen.listing, &goal);
-    apply(store, &seen, plan)
+    apply(store, &seen, plan, &removing)
 }
 
 /// Brings the store below its size limit. It is no failure of the operation before if this fails.
-pub(super) fn fit(store: &Store) {
+pub(crate) fn fit(store: &Store) {
     let Some(limit) = store.options.size_limit else { return };
     let fitted = (|| {
         let removing = StoreLock::exclusive(&store.layout)?;
         let seen = look(store, &removing)?;
-        apply(store, &seen, gc::plan(&seen.listing, &Goal::Fit { limit }))
+        apply(store, &seen, gc::plan(&seen.listing, &Goal::Fit { limit }), &removing)
     })();
     match fitted {
         Ok(removed) if removed != Removed::default() => {
@@ -89,12 +91,13 @@ pub(super) fn fit(store: &Store) {
 /// Removes what operations that were killed left behind. A store that others are using is swept another time.
 pub(super) fn sweep(store: &Store) -> Result<(), Error> {
     let Some(removing) = StoreLock::try_exclusive(&store.layout)? else { return Ok(()) };
-    sweep_files(store, &removing)
+    sweep_files(store, Interrupted::Kept(SystemTime::now()), &removing)
 }
 
-fn sweep_files(store: &Store, removing: &StoreLock) -> Result<(), Error> {
+fn sweep_files(store: &Store, arrivals: Interrupted, removing: &StoreLock) -> Result<(), Error> {
     store.blobs.sweep()?;
     leased(&store.layout, removing)?;
+    snapshots::sweep(&store.layout, arrivals, removing)?;
     let disks = store.layout.disks();
     let is_lock = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "lock");
     let locks: Vec<PathBuf> = entries(&disks)?.into_iter().filter(is_lock).collect();
@@ -134,6 +137,7 @@ fn look(store: &Store, removing: &StoreLock) -> Result<Seen, Error> {
     let listing = Listing {
         images: listed_images,
         disks: listed_disks(store)?,
+        snapshots: snapshots::listed(layout)?,
         blobs: store.blobs.list()?.into_iter().collect::<BTreeMap<_, _>>(),
         held,
     };
@@ -160,7 +164,7 @@ fn listed_disks(store: &Store) -> Result<Vec<ListedDisk>, Error> {
 
 /// Names go before images and images before blobs, each made to last: after a crash or a power failure at any point,
 /// every record that is left has all its blobs.
-fn apply(store: &Store, seen: &Seen, plan: Plan) -> Result<Removed, Error> {
+fn apply(store: &Store, seen: &Seen, plan: Plan, removing: &StoreLock) -> Result<Removed, Error> {
     let layout = &store.layout;
     let known: BTreeSet<Digest> = seen.images.iter().map(|record| record.digest).collect();
     let leads_nowhere =
@@ -174,6 +178,10 @@ fn apply(store: &Store, seen: &Seen, plan: Plan) -> Result<Removed, Error> {
         records::remove(&layout.image(&image))?;
         forget_use(layout, &image)?;
         removed.images.push(image);
+    }
+    for snapshot in plan.snapshots {
+        snapshots::take(layout, &snapshot, removing)?;
+        removed.snapshots.push(snapshot);
     }
     for disk in plan.disks {
         records::remove(&layout.disk(&disk))?;

@@ -8,17 +8,18 @@ use crate::blob::digest::Digest;
 use crate::image::platform::Platform;
 use crate::image::reference::Reference;
 use crate::image::{archive, base, config, registry};
+use crate::snapshots;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot use the image store {path}")]
+    #[error("cannot use the store {path}")]
     Open {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     #[error(
-        "the image store {path} has format {found:?}, this version knows {known:?}; use the version of imp that made it, or another data directory"
+        "the store {path} has format {found:?}, this version knows {known:?}; use the version of imp that made it, or another data directory"
     )]
     Format { path: PathBuf, found: String, known: &'static str },
     #[error("cannot read {path}")]
@@ -35,6 +36,8 @@ pub enum Error {
     },
     #[error(transparent)]
     Blob(#[from] blob::Error),
+    #[error(transparent)]
+    Snapshot(Box<snapshots::Error>),
     #[error("cannot pull {reference}")]
     Pull {
         reference: Reference,
@@ -53,7 +56,7 @@ pub enum Error {
     NoImage(String),
     #[error("{text:?} means {} images; type more of the digest: {}", .candidates.len(), list(.candidates))]
     Ambiguous { text: String, candidates: Vec<Digest> },
-    #[error("neither an image nor a disk {0} is in the store")]
+    #[error("neither an image nor a disk nor a snapshot {0} is in the store")]
     NothingToPin(Digest),
     #[error("{0:?} cannot own a pin: 1 to 128 letters, digits, dots, dashes or underscores")]
     Owner(String),
@@ -75,6 +78,15 @@ pub enum Error {
         #[source]
         source: Box<base::Error>,
     },
+}
+
+impl From<snapshots::Error> for Error {
+    fn from(error: snapshots::Error) -> Self {
+        match error {
+            snapshots::Error::Store(error) => error,
+            error => Self::Snapshot(Box::new(error)),
+        }
+    }
 }
 
 fn list(digests: &[Digest]) -> String {

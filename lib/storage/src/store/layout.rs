@@ -1,4 +1,4 @@
-//! Every path of an image store.
+//! Every path of a store.
 //!
 //! ```text
 //! <root>/format                       the version of this layout
@@ -8,7 +8,12 @@
 //! <root>/images/<hex>.json            one complete image
 //! <root>/names/<hex of name>.json     what a name means
 //! <root>/disks/<hex>.ext4, .lock      a base disk, and who is making it
-//! <root>/used/<hex>                   its time is when an image or disk was used last
+//! <root>/snapshots/<hex>/             a snapshot: manifest.json, and for each part its file and its index of chunks
+//! <root>/templates/<hex>.json         which snapshot was made of what the template's digest stands for
+//! <root>/verified/<hex>.json          that a snapshot was verified here, and by what its files are known since
+//! <root>/drafts/<process>-<random>/   a snapshot that is being made or removed; .lock beside it tells whether by a living process
+//! <root>/arriving/<hex>/              a snapshot that comes from elsewhere, and what has arrived of it
+//! <root>/used/<hex>                   its time is when an image, disk or snapshot was used last
 //! <root>/pins/<owner>@<hex>           what must stay
 //! <root>/leases/<process>-<random>    what a living operation uses
 //! ```
@@ -19,91 +24,128 @@ use crate::blob::digest::Digest;
 use crate::image::reference::Reference;
 
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     root: PathBuf,
 }
 
 impl Layout {
-    pub(super) fn new(root: PathBuf) -> Self {
+    pub(crate) fn new(root: PathBuf) -> Self {
         Self { root }
     }
 
-    pub(super) fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    pub(super) fn format(&self) -> PathBuf {
+    pub(crate) fn format(&self) -> PathBuf {
         self.root.join("format")
     }
 
-    pub(super) fn lock(&self) -> PathBuf {
+    pub(crate) fn lock(&self) -> PathBuf {
         self.root.join("lock")
     }
 
-    pub(super) fn blobs(&self) -> PathBuf {
+    pub(crate) fn blobs(&self) -> PathBuf {
         self.root.join("blobs/sha256")
     }
 
-    pub(super) fn partial(&self) -> PathBuf {
+    pub(crate) fn partial(&self) -> PathBuf {
         self.root.join("partial")
     }
 
-    pub(super) fn images(&self) -> PathBuf {
+    pub(crate) fn images(&self) -> PathBuf {
         self.root.join("images")
     }
 
-    pub(super) fn image(&self, digest: &Digest) -> PathBuf {
+    pub(crate) fn image(&self, digest: &Digest) -> PathBuf {
         self.images().join(format!("{}.json", digest.hex()))
     }
 
-    pub(super) fn names(&self) -> PathBuf {
+    pub(crate) fn names(&self) -> PathBuf {
         self.root.join("names")
     }
 
     /// A name is longer than a file's may be, and has slashes: its digest stands for it.
-    pub(super) fn name(&self, reference: &Reference) -> PathBuf {
+    pub(crate) fn name(&self, reference: &Reference) -> PathBuf {
         self.names().join(format!("{}.json", Digest::of(reference.to_string().as_bytes()).hex()))
     }
 
-    pub(super) fn disks(&self) -> PathBuf {
+    pub(crate) fn disks(&self) -> PathBuf {
         self.root.join("disks")
     }
 
-    pub(super) fn disk(&self, key: &Digest) -> PathBuf {
+    pub(crate) fn disk(&self, key: &Digest) -> PathBuf {
         self.disks().join(format!("{}.ext4", key.hex()))
     }
 
-    pub(super) fn disk_lock(&self, key: &Digest) -> PathBuf {
+    pub(crate) fn disk_lock(&self, key: &Digest) -> PathBuf {
         self.disks().join(format!("{}.lock", key.hex()))
     }
 
-    pub(super) fn used_times(&self) -> PathBuf {
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
+    pub(crate) fn snapshot(&self, digest: &Digest) -> PathBuf {
+        self.snapshots().join(digest.hex())
+    }
+
+    pub(crate) fn templates(&self) -> PathBuf {
+        self.root.join("templates")
+    }
+
+    pub(crate) fn template(&self, template: &Digest) -> PathBuf {
+        self.templates().join(format!("{}.json", template.hex()))
+    }
+
+    pub(crate) fn verifications(&self) -> PathBuf {
+        self.root.join("verified")
+    }
+
+    pub(crate) fn verified(&self, snapshot: &Digest) -> PathBuf {
+        self.verifications().join(format!("{}.json", snapshot.hex()))
+    }
+
+    pub(crate) fn drafts(&self) -> PathBuf {
+        self.root.join("drafts")
+    }
+
+    pub(crate) fn arriving(&self) -> PathBuf {
+        self.root.join("arriving")
+    }
+
+    pub(crate) fn used_times(&self) -> PathBuf {
         self.root.join("used")
     }
 
-    pub(super) fn used(&self, digest: &Digest) -> PathBuf {
+    pub(crate) fn used(&self, digest: &Digest) -> PathBuf {
         self.used_times().join(digest.hex())
     }
 
-    pub(super) fn pins(&self) -> PathBuf {
+    pub(crate) fn pins(&self) -> PathBuf {
         self.root.join("pins")
     }
 
-    pub(super) fn pin(&self, key: &Digest, owner: &str) -> PathBuf {
+    pub(crate) fn pin(&self, key: &Digest, owner: &str) -> PathBuf {
         self.pins().join(format!("{owner}@{}", key.hex()))
     }
 
-    pub(super) fn leases(&self) -> PathBuf {
+    pub(crate) fn leases(&self) -> PathBuf {
         self.root.join("leases")
     }
 
-    pub(super) fn directories(&self) -> [PathBuf; 8] {
+    pub(crate) fn directories(&self) -> [PathBuf; 13] {
         [
             self.blobs(),
             self.partial(),
             self.images(),
             self.names(),
             self.disks(),
+            self.snapshots(),
+            self.templates(),
+            self.verifications(),
+            self.drafts(),
+            self.arriving(),
             self.used_times(),
             self.pins(),
             self.leases(),

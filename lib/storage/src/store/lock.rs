@@ -19,23 +19,23 @@ const LARGEST_LEASE: u64 = 1 << 20;
 
 /// The store's lock, until it is dropped.
 #[derive(Debug)]
-pub(super) struct StoreLock(#[expect(dead_code, reason = "held for its lock")] File);
+pub(crate) struct StoreLock(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl StoreLock {
-    pub(super) fn shared(layout: &Layout) -> Result<Self, Error> {
+    pub(crate) fn shared(layout: &Layout) -> Result<Self, Error> {
         let (file, path) = open(layout)?;
         file.lock_shared().map_err(|source| Error::Lock { path, source })?;
         Ok(Self(file))
     }
 
-    pub(super) fn exclusive(layout: &Layout) -> Result<Self, Error> {
+    pub(crate) fn exclusive(layout: &Layout) -> Result<Self, Error> {
         let (file, path) = open(layout)?;
         file.lock().map_err(|source| Error::Lock { path, source })?;
         Ok(Self(file))
     }
 
     /// None if someone else has it.
-    pub(super) fn try_exclusive(layout: &Layout) -> Result<Option<Self>, Error> {
+    pub(crate) fn try_exclusive(layout: &Layout) -> Result<Option<Self>, Error> {
         let (file, path) = open(layout)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
@@ -53,9 +53,9 @@ fn open(layout: &Layout) -> Result<(File, PathBuf), Error> {
     }
 }
 
-/// Keeps images, disks and blobs in the store while it lives.
+/// Keeps images, disks, snapshots and blobs in the store while it lives.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(crate) struct Lease {
     file: File,
     path: PathBuf,
     layout: Layout,
@@ -63,7 +63,7 @@ pub(super) struct Lease {
 
 impl Lease {
     /// A lease on these digests, whether or not they are in the store yet: look for them after this, not before.
-    pub(super) fn on(layout: &Layout, digests: &[Digest]) -> Result<Arc<Self>, Error> {
+    pub(crate) fn on(layout: &Layout, digests: &[Digest]) -> Result<Arc<Self>, Error> {
         let _using = StoreLock::shared(layout)?;
         let (file, path) = loop {
             let path = layout.leases().join(format!("{}-{:016x}", std::process::id(), fastrand::u64(..)));
@@ -80,7 +80,7 @@ impl Lease {
     }
 
     /// Holds more.
-    pub(super) fn hold(&self, digests: &[Digest]) -> Result<(), Error> {
+    pub(crate) fn hold(&self, digests: &[Digest]) -> Result<(), Error> {
         let _using = StoreLock::shared(&self.layout)?;
         self.add(digests)
     }
@@ -101,7 +101,7 @@ impl Drop for Lease {
 }
 
 /// What the leases of living operations hold; those of dead ones are removed. The caller has the lock exclusively.
-pub(super) fn leased(layout: &Layout, _removing: &StoreLock) -> Result<Vec<Digest>, Error> {
+pub(crate) fn leased(layout: &Layout, _removing: &StoreLock) -> Result<Vec<Digest>, Error> {
     let mut held = Vec::new();
     for path in entries(&layout.leases())? {
         let file = match File::open(&path) {
@@ -126,7 +126,7 @@ pub(super) fn leased(layout: &Layout, _removing: &StoreLock) -> Result<Vec<Diges
 }
 
 /// The paths in a directory of the store.
-pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let read = |source| Error::Read { path: directory.to_owned(), source };
     let entries = fs::read_dir(directory).map_err(read)?;
     entries.map(|entry| entry.map(|entry| entry.path()).map_err(read)).collect()

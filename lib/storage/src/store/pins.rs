@@ -1,4 +1,4 @@
-//! Pins: files that say who needs an image or a disk. They outlive their makers, and are cleared by owner. A power failure
+//! Pins: files that say who needs an image, a disk or a snapshot. They outlive their makers, and are cleared by owner. A power failure
 //! ends the VMs that they are for, too, so they are not synced.
 
 use std::fs::{self, OpenOptions};
@@ -11,10 +11,10 @@ use super::lock::{StoreLock, entries};
 use crate::blob::digest::Digest;
 use crate::blob::write_error;
 
-pub(super) fn add(layout: &Layout, key: &Digest, owner: &str) -> Result<(), Error> {
+pub(crate) fn add(layout: &Layout, key: &Digest, owner: &str) -> Result<(), Error> {
     check(owner)?;
     let _using = StoreLock::shared(layout)?;
-    if !layout.disk(key).exists() && !layout.image(key).exists() {
+    if ![layout.disk(key), layout.image(key), layout.snapshot(key)].iter().any(|path| path.exists()) {
         return Err(Error::NothingToPin(*key));
     }
     let path = layout.pin(key, owner);
@@ -22,7 +22,7 @@ pub(super) fn add(layout: &Layout, key: &Digest, owner: &str) -> Result<(), Erro
     made.map(drop).map_err(|source| write_error(&path, source).into())
 }
 
-pub(super) fn remove(layout: &Layout, key: &Digest, owner: &str) -> Result<(), Error> {
+pub(crate) fn remove(layout: &Layout, key: &Digest, owner: &str) -> Result<(), Error> {
     check(owner)?;
     let path = layout.pin(key, owner);
     match fs::remove_file(&path) {
@@ -31,7 +31,7 @@ pub(super) fn remove(layout: &Layout, key: &Digest, owner: &str) -> Result<(), E
     }
 }
 
-pub(super) fn list(layout: &Layout) -> Result<Vec<Pin>, Error> {
+pub(crate) fn list(layout: &Layout) -> Result<Vec<Pin>, Error> {
     let mut pins: Vec<Pin> = entries(&layout.pins())?
         .iter()
         .filter_map(|path| {

@@ -22,76 +22,76 @@ use crate::image::reference::Reference;
 
 /// One image, all of whose blobs are in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ImageRecord {
+pub(crate) struct ImageRecord {
     /// Of the manifest: the identity of the image.
-    pub(super) digest: Digest,
-    pub(super) manifest_size: u64,
-    pub(super) config: Digest,
-    pub(super) config_size: u64,
+    pub(crate) digest: Digest,
+    pub(crate) manifest_size: u64,
+    pub(crate) config: Digest,
+    pub(crate) config_size: u64,
     /// Lowest first.
-    pub(super) layers: Vec<LayerRecord>,
-    pub(super) platform: Platform,
+    pub(crate) layers: Vec<LayerRecord>,
+    pub(crate) platform: Platform,
     /// As the image says.
-    pub(super) created: Option<String>,
+    pub(crate) created: Option<String>,
     /// Seconds since 1970.
-    pub(super) stored: u64,
+    pub(crate) stored: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct LayerRecord {
-    pub(super) digest: Digest,
-    pub(super) size: u64,
-    pub(super) media_type: String,
-    pub(super) diff_id: Digest,
+pub(crate) struct LayerRecord {
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    pub(crate) media_type: String,
+    pub(crate) diff_id: Digest,
 }
 
 impl ImageRecord {
-    pub(super) fn blobs(&self) -> impl Iterator<Item = (Digest, u64)> {
+    pub(crate) fn blobs(&self) -> impl Iterator<Item = (Digest, u64)> {
         let own = [(self.digest, self.manifest_size), (self.config, self.config_size)];
         own.into_iter().chain(self.layers.iter().map(|layer| (layer.digest, layer.size)))
     }
 
-    pub(super) fn stored_at(&self) -> SystemTime {
+    pub(crate) fn stored_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(self.stored)
     }
 }
 
 /// What a name means.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct NameRecord {
-    pub(super) name: Reference,
+pub(crate) struct NameRecord {
+    pub(crate) name: Reference,
     /// Digest of an [`ImageRecord`].
-    pub(super) image: Digest,
+    pub(crate) image: Digest,
     /// What the registry has under this name: the image, or an index that led to it.
-    pub(super) target: Digest,
+    pub(crate) target: Digest,
 }
 
-pub(super) fn image(layout: &Layout, digest: &Digest) -> Result<Option<ImageRecord>, Error> {
+pub(crate) fn image(layout: &Layout, digest: &Digest) -> Result<Option<ImageRecord>, Error> {
     read(&layout.image(digest))
 }
 
-pub(super) fn name(layout: &Layout, reference: &Reference) -> Result<Option<NameRecord>, Error> {
+pub(crate) fn name(layout: &Layout, reference: &Reference) -> Result<Option<NameRecord>, Error> {
     Ok(read::<NameRecord>(&layout.name(reference))?.filter(|record| record.name == *reference))
 }
 
-pub(super) fn images(layout: &Layout) -> Result<Vec<ImageRecord>, Error> {
+pub(crate) fn images(layout: &Layout) -> Result<Vec<ImageRecord>, Error> {
     all(&layout.images())
 }
 
-pub(super) fn names(layout: &Layout) -> Result<Vec<NameRecord>, Error> {
+pub(crate) fn names(layout: &Layout) -> Result<Vec<NameRecord>, Error> {
     all(&layout.names())
 }
 
-pub(super) fn write_image(layout: &Layout, record: &ImageRecord, using: &StoreLock) -> Result<(), Error> {
+pub(crate) fn write_image(layout: &Layout, record: &ImageRecord, using: &StoreLock) -> Result<(), Error> {
     write(layout, &layout.image(&record.digest), record, using)
 }
 
-pub(super) fn write_name(layout: &Layout, record: &NameRecord, using: &StoreLock) -> Result<(), Error> {
+pub(crate) fn write_name(layout: &Layout, record: &NameRecord, using: &StoreLock) -> Result<(), Error> {
     write(layout, &layout.name(&record.name), record, using)
 }
 
 /// Removes a file, and makes that last.
-pub(super) fn remove(path: &Path) -> Result<(), Error> {
+pub(crate) fn remove(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Ok(()) => Ok(sync_parent(path)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -100,7 +100,7 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
 }
 
 /// Notes that something is used now. That this lasts through a power failure matters to nobody.
-pub(super) fn touch(layout: &Layout, digest: &Digest, now: SystemTime) -> Result<(), Error> {
+pub(crate) fn touch(layout: &Layout, digest: &Digest, now: SystemTime) -> Result<(), Error> {
     let path = layout.used(digest);
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
     let touched = file.and_then(|file| file.set_times(FileTimes::new().set_modified(now)));
@@ -108,11 +108,11 @@ pub(super) fn touch(layout: &Layout, digest: &Digest, now: SystemTime) -> Result
 }
 
 /// When something was used last, if that is known.
-pub(super) fn last_used(layout: &Layout, digest: &Digest) -> Option<SystemTime> {
+pub(crate) fn last_used(layout: &Layout, digest: &Digest) -> Option<SystemTime> {
     fs::metadata(layout.used(digest)).and_then(|metadata| metadata.modified()).ok()
 }
 
-fn all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, Error> {
+pub(crate) fn all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, Error> {
     let mut found = Vec::new();
     for path in entries(directory)? {
         found.extend(read(&path)?);
@@ -121,7 +121,7 @@ fn all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, Error> {
 }
 
 /// A record that is damaged counts as missing: what it describes is then fetched again.
-fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     match fs::read(path) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes)
             .inspect_err(
@@ -133,17 +133,44 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     }
 }
 
-fn write<T: Serialize>(layout: &Layout, path: &Path, record: &T, _using: &StoreLock) -> Result<(), Error> {
+/// Whether a record is still there after a power failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lasting {
+    Yes,
+    UntilCrash,
+}
+
+pub(crate) fn write<T: Serialize>(
+    layout: &Layout,
+    path: &Path,
+    record: &T,
+    using: &StoreLock,
+) -> Result<(), Error> {
+    write_as(layout, path, record, Lasting::Yes, using)
+}
+
+pub(crate) fn write_as<T: Serialize>(
+    layout: &Layout,
+    path: &Path,
+    record: &T,
+    lasting: Lasting,
+    _using: &StoreLock,
+) -> Result<(), Error> {
     let partial = layout.partial().join(format!("record-{}-{:016x}", std::process::id(), fastrand::u64(..)));
     let written = serde_json::to_vec(record).map_err(io::Error::other).and_then(|bytes| {
         let mut file = File::create_new(&partial)?;
         file.write_all(&bytes)?;
-        file.sync_all()?;
+        if lasting == Lasting::Yes {
+            file.sync_all()?;
+        }
         fs::rename(&partial, path)
     });
     if let Err(source) = written {
         let _ = fs::remove_file(&partial);
         return Err(write_error(path, source).into());
     }
-    Ok(sync_parent(path)?)
+    if lasting == Lasting::Yes {
+        sync_parent(path)?;
+    }
+    Ok(())
 }

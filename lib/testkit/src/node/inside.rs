@@ -2,11 +2,12 @@
 
 use std::env;
 use std::io::{self, Write as _};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::num::NonZero;
+use std::sync::{Condvar, LazyLock, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::{Command, Error, NodeVm, Piece, kvm};
+use super::{Command, End, Error, NODE_DISK, NodeVm, Piece, kvm};
 use crate::machine;
 
 /// Set in the node, where a test runs its own body.
@@ -15,6 +16,9 @@ const IN_NODE: &str = "IMP_IN_NODE";
 const PLACE: &str = "IMP_LAB";
 /// Variables with these beginnings go with the test.
 const PASSED_ON: [&str; 3] = ["IMP_", "RUST_", "CARGO_"];
+
+/// Nodes of one program at the same time; each takes up to 2 GiB of memory.
+const MOST_NODES: usize = 4;
 
 /// Where guests run with KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +41,8 @@ pub enum Place {
 /// }
 /// ```
 ///
-/// All tests of one program share a node and run in it one after another; after a failure the next gets a new one.
+/// The tests of one program share a few nodes, one for each processor of this machine, and run in each one after another;
+/// after a failure the next gets a new one.
 pub fn inside(body: impl FnOnce()) {
     inside_within(Duration::from_secs(120), body);
 }
@@ -95,18 +100,75 @@ pub fn place() -> Place {
 }
 
 fn in_node(test: &str, deadline: Duration) -> Result<(), Error> {
-    static NODE: Mutex<Option<NodeVm>> = Mutex::new(None);
-    let mut place = NODE.lock().unwrap_or_else(PoisonError::into_inner);
-    let node = match place.take() {
+    static PLACES: LazyLock<Places> = LazyLock::new(Places::new);
+    let mut place = PLACES.wait_for_one();
+    let node = match place.node.take() {
         Some(node) => node,
         None => start()?,
     };
     let result = run(&node, test, deadline);
     match &result {
-        Ok(()) => *place = Some(node),
+        Ok(()) => place.node = Some(node),
         Err(_) => eprintln!("{}", node.save_logs()),
     }
     result
+}
+
+/// Places for nodes that run at the same time. Each is empty, or has a node that no test uses now.
+struct Places {
+    free: Mutex<Vec<Option<NodeVm>>>,
+    freed: Condvar,
+}
+
+/// A place that one test has; it goes back when this is dropped.
+struct Taken<'a> {
+    places: &'a Places,
+    node: Option<NodeVm>,
+}
+
+impl Places {
+    fn new() -> Self {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let free = (0..processors.min(MOST_NODES)).map(|_| None).collect();
+        Self { free: Mutex::new(free), freed: Condvar::new() }
+    }
+
+    fn wait_for_one(&self) -> Taken<'_> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = self.freed.wait_while(free, |free| free.is_empty());
+        let mut free = wait.unwrap_or_else(PoisonError::into_inner);
+        // A node that is there rather than a new one.
+        let at = free.iter().position(Option::is_some).unwrap_or(0);
+        Taken { places: self, node: free.swap_remove(at) }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.places.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.node.take());
+        self.places.freed.notify_one();
+    }
+}
+
+/// For a program that is no test: runs it again in a node, with its arguments and what it says passed through, and returns
+/// how it ended there. Nothing: this is a place where guests run with KVM.
+pub fn again_inside(memory_mib: u32, deadline: Duration) -> Result<Option<End>, Error> {
+    if is_node() || place() == Place::Host {
+        return Ok(None);
+    }
+    let node = NodeVm::builder().memory_mib(memory_mib).start()?;
+    let program = env::current_exe().unwrap_or_default().display().to_string();
+    let command = Command::new(program).arguments(env::args().skip(1)).environment("TMPDIR", NODE_DISK);
+    let mut process = node.spawn(as_here(command.deadline(deadline))?)?;
+    while let Some(piece) = process.next_piece()? {
+        let passed_on = match piece {
+            Piece::Output(bytes) => io::stdout().write_all(&bytes).and_then(|()| io::stdout().flush()),
+            Piece::Errors(bytes) => io::stderr().write_all(&bytes),
+        };
+        // Nobody listens: it runs to its end all the same.
+        let _ = passed_on;
+    }
+    Ok(process.wait()?.end)
 }
 
 fn start() -> Result<NodeVm, Error> {
@@ -120,18 +182,10 @@ fn start() -> Result<NodeVm, Error> {
 
 fn run(node: &NodeVm, test: &str, deadline: Duration) -> Result<(), Error> {
     let program = env::current_exe().unwrap_or_default().display().to_string();
-    let mut command = Command::new(program)
+    let command = Command::new(program)
         .arguments([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
-        .environment(IN_NODE, "1")
         .deadline(deadline);
-    for (name, value) in env::vars().filter(|(name, _)| PASSED_ON.iter().any(|start| name.starts_with(start)))
-    {
-        command = command.environment(&name, &value);
-    }
-    // The same cache, so that fixtures made on the host are found.
-    if let Some(parent) = machine::cache()?.parent() {
-        command = command.environment("XDG_CACHE_HOME", &parent.display().to_string());
-    }
+    let mut command = as_here(command)?;
     if let Ok(package) = env::var("CARGO_MANIFEST_DIR") {
         command = command.directory(package);
     }
@@ -150,6 +204,20 @@ fn run(node: &NodeVm, test: &str, deadline: Duration) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Failed { command: text, output: Box::new(output) })
+}
+
+/// With the variables of this process that tell where things are.
+fn as_here(command: Command) -> Result<Command, Error> {
+    let mut command = command.environment(IN_NODE, "1");
+    for (name, value) in env::vars().filter(|(name, _)| PASSED_ON.iter().any(|start| name.starts_with(start)))
+    {
+        command = command.environment(&name, &value);
+    }
+    // The same cache, so that fixtures made on the host are found.
+    if let Some(parent) = machine::cache()?.parent() {
+        command = command.environment("XDG_CACHE_HOME", &parent.display().to_string());
+    }
+    Ok(command)
 }
 
 /// Whether the harness says that one test ran and passed.

@@ -51,7 +51,8 @@ impl Folder {
             .map_err(|source| Error::Write { path: path.clone(), source })?;
         let program = machine::program("mke2fs")?;
         // What makes the disk ready at once, as it need not survive anything.
-        let options = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-E", "lazy_itable_init=1", "-m", "0"];
+        let options =
+            ["-q", "-F", "-t", "ext4", "-O", "^has_journal,verity", "-E", "lazy_itable_init=1", "-m", "0"];
         let output = Command::new(&program).args(options).arg(&path).output();
         let output = output.map_err(|source| Error::Run { program: program.clone(), source })?;
         if output.status.success() {

@@ -39,12 +39,15 @@ pub use builder::Builder;
 pub use error::{Error, Logs, NetworkStep};
 pub use imp_testkit_node::wire::End;
 pub(crate) use inside::is_node;
-pub use inside::{Place, inside, inside_within, place};
+pub use inside::{Place, again_inside, inside, inside_within, place};
 pub use network::Network;
 pub use program::{Command, Output, Piece, Process};
 
 use channel::{Channel, Conversation};
 use plan::Attachment;
+
+/// Where a node keeps what is large: its other directories are in its memory.
+pub(crate) const NODE_DISK: &str = "/data";
 
 /// The guard ends when its channel hangs up; it kills two processes and removes a folder before.
 const END_DEADLINE: Duration = Duration::from_secs(20);

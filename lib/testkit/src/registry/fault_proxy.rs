@@ -125,7 +125,7 @@ fn serve(
     seen: &Mutex<Vec<Request>>,
     stopped: &AtomicBool,
 ) -> io::Result<()> {
-    let Some((head, _)) = read_head(&mut client)? else {
+    let Some((head, sent)) = read_head(&mut client)? else {
         client.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")?;
         return finish(client);
     };
@@ -146,6 +146,9 @@ fn serve(
         head = replaced(&head, "range", None);
     }
     upstream.write_all(head.as_bytes())?;
+    upstream.write_all(&sent)?;
+    let length: u64 = request.header("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
+    io::copy(&mut Read::by_ref(&mut client).take(length.saturating_sub(sent.len() as u64)), &mut upstream)?;
     let Some((head, body)) = read_head(&mut upstream)? else { return Ok(()) };
     let body = body.as_slice().chain(upstream);
     match reaction {

@@ -1,22 +1,16 @@
 //! Packs files of this machine for a VM, by the rule of copies out of one: what has content gets there, sockets and devices
 //! are left out by name.
 
-use std::fs::{self, File, Metadata};
-use std::io::{self, Read as _, Write};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::fs::{self, Metadata};
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use imp_runtime::made_up;
 use tar::{Builder, Header};
 
 use super::left_out::LeftOut;
 use super::streams::Top;
-
-/// A file of no more bytes is read before its size is written: what the kernel makes up, as below /proc and /sys, is longer
-/// or shorter than it says.
-const SMALL: u64 = 256 << 10;
-/// As much of such a file as a VM's agent passes on, too.
-const MOST_MADE_UP: u64 = 16 << 20;
 
 pub(super) struct Packer<W: Write> {
     archive: Builder<W>,
@@ -79,22 +73,14 @@ impl<W: Write> Packer<W> {
             self.left_out.add(name, "a device");
             return Ok(());
         }
-        if kind.is_file() && metadata.len() <= SMALL {
+        if kind.is_file() && metadata.len() <= made_up::SMALL {
             return self.small_file(path, name, metadata);
         }
         self.archive.append_path_with_name(path, name).map_err(naming(path))
     }
 
     fn small_file(&mut self, path: &Path, name: &Path, metadata: &Metadata) -> io::Result<()> {
-        // What it has become meanwhile is neither followed elsewhere nor waited for.
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-        let mut content = Vec::new();
-        let read = opened.and_then(|file| file.take(MOST_MADE_UP + 1).read_to_end(&mut content));
-        read.map_err(naming(path))?;
-        if content.len() as u64 > MOST_MADE_UP {
-            return Err(naming(path)(io::ErrorKind::FileTooLarge.into()));
-        }
+        let content = made_up::open(path).and_then(made_up::content).map_err(naming(path))?;
         let mut header = Header::new_gnu();
         header.set_metadata(metadata);
         header.set_size(content.len() as u64);
@@ -110,6 +96,7 @@ fn naming(path: &Path) -> impl FnOnce(io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::os::unix::net::UnixListener;
 
     use super::*;

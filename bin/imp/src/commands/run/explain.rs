@@ -33,6 +33,7 @@ fn telling<'a>(failure: &Failure, console: &'a [String]) -> Vec<&'a str> {
     match failure {
         Failure::Spawn { .. }
         | Failure::EndedInBoot { .. }
+        | Failure::EndedDormant { .. }
         | Failure::NoAnswer { .. }
         | Failure::EndedWhileRunning { .. }
         | Failure::ChannelLost { .. } => {
@@ -41,6 +42,8 @@ fn telling<'a>(failure: &Failure, console: &'a [String]) -> Vec<&'a str> {
         }
         // The machine worked, or nobody saw what it did: the failure says all there is.
         Failure::NeverStarted { .. }
+        | Failure::Init { .. }
+        | Failure::NoSleep
         | Failure::Setup { .. }
         | Failure::MainLost
         | Failure::OwnerGone

@@ -127,6 +127,12 @@ pub(crate) struct Run {
     /// Most requests a second to and from the VM's disks
     #[arg(long, value_name = "NUMBER")]
     pub(crate) disk_iops: Option<u64>,
+    /// Most bytes a second over the network, each way, with k, m or g; Firecracker and bridge networks only
+    #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
+    pub(crate) network_bps: Option<u64>,
+    /// Most packets a second over the network, each way; Firecracker and bridge networks only
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) network_pps: Option<u64>,
     /// Kernel: a vmlinux file, or the digest of an installed bundle [default: the installed default]
     #[arg(long, value_name = "FILE|DIGEST")]
     pub(crate) kernel: Option<String>,

@@ -115,6 +115,8 @@ pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<V
             cpu_millis: (!cpu_millis.is_multiple_of(1000)).then_some(cpu_millis),
             disk_bytes_per_second: run.disk_bps.filter(|limit| *limit > 0),
             disk_requests_per_second: run.disk_iops.filter(|limit| *limit > 0),
+            network_bytes_per_second: run.network_bps.filter(|limit| *limit > 0),
+            network_packets_per_second: run.network_pps.filter(|limit| *limit > 0),
         },
         stop_grace: run.stop_timeout,
         kernel: kernel(run.kernel.as_ref().or(defaults.kernel.as_ref())),

@@ -212,7 +212,7 @@ fn parts_of_processors_are_a_limit_and_whole_ones_are_not() {
 
 #[test]
 fn limits_of_zero_and_minus_one_are_none() {
-    let line = ["--pids-limit", "-1", "--disk-bps", "0", "--disk-iops", "0", "i", "x"];
+    let line = ["--pids-limit", "-1", "--disk-bps", "0", "--network-bps", "0", "--network-pps", "0", "i", "x"];
     let limits = spec_of("{}", &line).limits;
     assert_eq!(limits, imp_runtime::spec::Limits::default());
     let line =
@@ -220,6 +220,8 @@ fn limits_of_zero_and_minus_one_are_none() {
     let spec = spec_of("{}", &line);
     assert_eq!((spec.limits.processes, spec.limits.disk_bytes_per_second), (Some(5), Some(1 << 20)));
     assert_eq!((spec.limits.disk_requests_per_second, spec.main.open_files), (Some(7), Some(9)));
+    let limits = spec_of("{}", &["--network-bps", "2k", "--network-pps", "8", "i", "x"]).limits;
+    assert_eq!((limits.network_bytes_per_second, limits.network_packets_per_second), (Some(2048), Some(8)));
 }
 
 #[test]

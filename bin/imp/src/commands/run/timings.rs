@@ -54,6 +54,9 @@ fn words(stage: StageName) -> &'static str {
         StageName::Answered => "agent answered",
         StageName::Configured => "guest configured",
         StageName::MountsCopied => "directories copied in",
+        StageName::Initialised => "set up",
+        StageName::Loaded => "snapshot loaded",
+        StageName::Woken => "guest woken",
         StageName::MainStarted => "program started",
     }
 }

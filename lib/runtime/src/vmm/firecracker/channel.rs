@@ -149,12 +149,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("v.sock");
         let _listener = UnixListener::bind(&path).unwrap();
-        let patience = Duration::from_millis(10);
-        assert!(matches!(connect(&path, 1, patience).await, Err(Error::Silent { .. })));
-        assert!(matches!(
-            connect(&directory.path().join("none"), 1, patience).await,
-            Err(Error::Connect { .. })
-        ));
+        assert!(matches!(connect(&path, 1, Duration::ZERO).await, Err(Error::Silent { .. })));
+        let none = directory.path().join("none");
+        assert!(matches!(connect(&none, 1, PATIENCE).await, Err(Error::Connect { .. })));
     }
 
     #[tokio::test]
@@ -163,7 +160,11 @@ mod tests {
         let path = directory.path().join("v.sock_10000");
         drop(UnixListener::bind(&path).unwrap());
         let knock = Knock::listen(&path).unwrap();
-        assert!(timeout(Duration::from_millis(10), knock.heard()).await.is_err());
+        // Whatever is ready by then has had its turn.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(timeout(Duration::ZERO, knock.heard()).await.is_err());
         // A guest that floods instead of knocking.
         let mut guest = UnixStream::connect(&path).await.unwrap();
         timeout(PATIENCE, knock.heard()).await.unwrap();

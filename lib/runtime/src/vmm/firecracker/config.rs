@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::api::Request;
 use super::room;
-use super::version::Version;
+use super::version::Clock;
 use crate::vmm::snapshot::SnapshotKind;
-use crate::vmm::{Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Error, NetworkDevice, Origin};
+use crate::vmm::{Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Error, NetworkDevice, NetworkLimit, Origin};
 
 /// The port on which the guest's agent listens, and at which it knocks on its host.
 pub(super) const CHANNEL_PORT: u32 = 10_000;
@@ -19,15 +19,19 @@ const NETWORK: &str = "net0";
 pub(super) const LOAD: &str = "/snapshot/load";
 
 /// The calls, in order; after the last one the guest runs, or is loaded and paused.
-pub(super) fn begin(config: &BootConfig, version: Option<Version>) -> Result<Vec<Request>, Error> {
+pub(super) fn begin(config: &BootConfig, clock: Clock) -> Result<Vec<Request>, Error> {
     match &config.origin {
         Origin::Boot => boot(config),
-        Origin::Snapshot(_) => Ok(vec![load(config, version)?]),
+        Origin::Snapshot(_) => {
+            let mut calls = vec![load(config, clock)?];
+            calls.extend(limits(config));
+            Ok(calls)
+        }
     }
 }
 
 /// The drives are not named again: the snapshot names them relative to the directory that the new machine has.
-fn load(config: &BootConfig, version: Option<Version>) -> Result<Request, Error> {
+fn load(config: &BootConfig, clock: Clock) -> Result<Request, Error> {
     let networks = match &config.network {
         Some(device) => vec![json!({"iface_id": NETWORK, "host_dev_name": tap(device)?})],
         None => Vec::new(),
@@ -39,10 +43,32 @@ fn load(config: &BootConfig, version: Option<Version>) -> Result<Request, Error>
         "resume_vm": false,
         "network_overrides": networks,
     });
-    if let (Some(body), true) = (body.as_object_mut(), version.is_some_and(Version::has_clock_flag)) {
+    if let (Some(body), true) = (body.as_object_mut(), clock == Clock::GoesOn) {
         body.insert("clock_realtime".into(), true.into());
     }
     Ok(Request::put(LOAD, body))
+}
+
+/// The limits of this machine in the place of those that its snapshot was made with.
+fn limits(config: &BootConfig) -> Vec<Request> {
+    let limiter = drive_limiter(config.drive_limit, config.drives.len()).unwrap_or_else(unlimited);
+    let drive = |drive: &Drive| {
+        let body = json!({"drive_id": drive.id, "rate_limiter": limiter});
+        Request::patch(format!("/drives/{}", drive.id), body)
+    };
+    let mut calls: Vec<Request> = config.drives.iter().map(drive).collect();
+    calls.extend(config.network.as_ref().map(|device| {
+        let limiter = network_limiter(device.limit).unwrap_or_else(unlimited);
+        let body = json!({"iface_id": NETWORK, "rx_rate_limiter": limiter, "tx_rate_limiter": limiter});
+        Request::patch(format!("/network-interfaces/{NETWORK}"), body)
+    }));
+    calls
+}
+
+/// Takes a limit away: docs/api_requests/patch-network-interface.md of Firecracker.
+fn unlimited() -> Value {
+    let none = json!({"size": 0, "refill_time": 0});
+    json!({"bandwidth": none, "ops": none})
 }
 
 /// Writes a snapshot of a paused machine.
@@ -133,19 +159,30 @@ fn drive(drive: &Drive, limiter: Option<Value>) -> Request {
 /// Each drive has a limiter of its own, so each gets its share of what all may take together.
 fn drive_limiter(limit: DriveLimit, drives: usize) -> Option<Value> {
     let share = |total: u64| (total / drives.max(1) as u64).max(1);
-    let bucket = |total| json!({"size": share(total), "refill_time": 1000});
-    let mut limiter = serde_json::Map::new();
-    if let Some(bytes) = limit.bytes_per_second {
-        limiter.insert("bandwidth".into(), bucket(bytes));
-    }
-    if let Some(requests) = limit.requests_per_second {
-        limiter.insert("ops".into(), bucket(requests));
-    }
-    (!limiter.is_empty()).then(|| limiter.into())
+    limiter(limit.bytes_per_second.map(share), limit.requests_per_second.map(share))
+}
+
+/// One for each way.
+fn network_limiter(limit: NetworkLimit) -> Option<Value> {
+    limiter(limit.bytes_per_second, limit.packets_per_second)
+}
+
+/// What is not named is as it was, so a limit that is not there is named, too.
+fn limiter(bytes: Option<u64>, operations: Option<u64>) -> Option<Value> {
+    let bucket = |limit: Option<u64>| match limit {
+        Some(each_second) => json!({"size": each_second, "refill_time": 1000}),
+        None => json!({"size": 0, "refill_time": 0}),
+    };
+    (bytes.is_some() || operations.is_some())
+        .then(|| json!({"bandwidth": bucket(bytes), "ops": bucket(operations)}))
 }
 
 fn network_device(device: &NetworkDevice) -> Result<Request, Error> {
-    let body = json!({"iface_id": NETWORK, "guest_mac": device.mac, "host_dev_name": tap(device)?});
+    let mut body = json!({"iface_id": NETWORK, "guest_mac": device.mac, "host_dev_name": tap(device)?});
+    if let (Some(limiter), Some(body)) = (network_limiter(device.limit), body.as_object_mut()) {
+        body.insert("rx_rate_limiter".into(), limiter.clone());
+        body.insert("tx_rate_limiter".into(), limiter);
+    }
     Ok(Request::put(format!("/network-interfaces/{NETWORK}"), body))
 }
 
@@ -253,8 +290,8 @@ mod tests {
         config.origin = Origin::Snapshot(files);
         config.changes = Changes::Noted;
         let attachment = Attachment::Tap { name: "tap7".into(), namespace: descriptor() };
-        config.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), attachment });
-        let old = Version { major: 1, minor: 12, patch: 1 };
+        let limit = NetworkLimit { bytes_per_second: Some(1 << 20), packets_per_second: None };
+        config.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), attachment, limit });
         let mut expected = json!({
             "snapshot_path": "state",
             "mem_backend": {"backend_type": "File", "backend_path": "memory"},
@@ -262,11 +299,18 @@ mod tests {
             "resume_vm": false,
             "network_overrides": [{"iface_id": "net0", "host_dev_name": "tap7"}],
         });
-        let calls = begin(&config, Some(old)).unwrap();
-        assert_eq!(calls, [Request::put(LOAD, expected.clone())]);
+        let calls = begin(&config, Clock::Unsaid).unwrap();
+        assert_eq!(calls[0], Request::put(LOAD, expected.clone()));
+        let none = json!({"size": 0, "refill_time": 0});
+        for (call, drive) in calls[1..].iter().zip(["base", "scratch"]) {
+            let body = json!({"drive_id": drive, "rate_limiter": {"bandwidth": none, "ops": none}});
+            assert_eq!(*call, Request::patch(format!("/drives/{drive}"), body));
+        }
+        let limiter = json!({"bandwidth": {"size": 1 << 20, "refill_time": 1000}, "ops": none});
+        let body = json!({"iface_id": "net0", "rx_rate_limiter": limiter, "tx_rate_limiter": limiter});
+        assert_eq!(calls[3..], [Request::patch("/network-interfaces/net0", body)]);
         expected["clock_realtime"] = true.into();
-        let new = Version { major: 1, minor: 16, patch: 1 };
-        assert_eq!(begin(&config, Some(new)).unwrap(), [Request::put(LOAD, expected)]);
+        assert_eq!(begin(&config, Clock::GoesOn).unwrap()[0], Request::put(LOAD, expected));
     }
 
     #[test]
@@ -274,11 +318,20 @@ mod tests {
         let mut config = config();
         let mac = "52:54:00:00:00:01".to_owned();
         let attachment = Attachment::Tap { name: "tap0".into(), namespace: descriptor() };
-        config.network = Some(NetworkDevice { mac: mac.clone(), attachment });
+        config.network = Some(NetworkDevice { mac: mac.clone(), attachment, limit: NetworkLimit::default() });
         let calls = boot(&config).unwrap();
         let device = json!({"iface_id": "net0", "guest_mac": mac, "host_dev_name": "tap0"});
         assert_eq!(body(&calls, "/network-interfaces/net0"), &device);
-        config.network = Some(NetworkDevice { mac, attachment: Attachment::Stream(descriptor()) });
+        let limit = NetworkLimit { bytes_per_second: None, packets_per_second: Some(7) };
+        config.network.as_mut().unwrap().limit = limit;
+        let limiter =
+            json!({"bandwidth": {"size": 0, "refill_time": 0}, "ops": {"size": 7, "refill_time": 1000}});
+        let calls = boot(&config).unwrap();
+        for way in ["rx_rate_limiter", "tx_rate_limiter"] {
+            assert_eq!(body(&calls, "/network-interfaces/net0")[way], limiter);
+        }
+        let attachment = Attachment::Stream(descriptor());
+        config.network = Some(NetworkDevice { mac, attachment, limit: NetworkLimit::default() });
         let error = boot(&config).unwrap_err();
         assert!(error.to_string().contains("--network"), "{error}");
     }

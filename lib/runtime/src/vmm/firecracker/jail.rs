@@ -48,6 +48,11 @@ pub(crate) enum Error {
     Late,
     #[error("the jailer ended ({end}) without having started Firecracker: {said}")]
     NotStarted { end: VmmEnd, said: String },
+    #[error(
+        "the disk that holds {} is full, and the jail takes {} KiB of it; make room there (imp prune) and try again",
+        path.display(), needed >> 10
+    )]
+    Full { path: PathBuf, needed: u64 },
     #[error("cannot prepare {} for the jail", path.display())]
     Prepare {
         path: PathBuf,
@@ -158,7 +163,19 @@ pub(super) fn spawn(
         .path()
         .join(format!("{}.pid", Path::new(&name).strip_prefix("/").unwrap_or(Path::new("")).display()));
     let process = started(&pid_file, &boot.id).map_err(failed)?;
-    process.ok_or_else(|| failed(Error::NotStarted { end, said: streams.said(vm) }))
+    // A jailer that finds no room cannot say so, if its log is to be on the same disk.
+    process.ok_or_else(|| {
+        failed(full(program, room).unwrap_or(Error::NotStarted { end, said: streams.said(vm) }))
+    })
+}
+
+/// Whether the program, of which the jailer makes a copy, has no room in the jail.
+fn full(program: &Path, room: &Room) -> Option<Error> {
+    let needed = fs::metadata(program).ok()?.len();
+    let disk = rustix::fs::statvfs(room.path()).ok()?;
+    let copied = fs::metadata(room.path().join(program.file_name()?)).map_or(0, |copy| copy.len());
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    (copied < needed && free < needed).then(|| Error::Full { path: room.path().to_owned(), needed })
 }
 
 /// What the process that is to be reads and writes.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use imp_protocol::lane;
 use imp_sys::spawn::{Program, spawn_detached};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -20,7 +21,7 @@ use super::config::{self, CHANNEL_PORT};
 use super::jail::{self, Streams};
 use super::mark;
 use super::room::{self, Room};
-use super::version::Version;
+use super::version::Clock;
 use crate::console::{Recorder, Sign};
 use crate::layout::VmLayout;
 use crate::process::Process;
@@ -30,6 +31,8 @@ use crate::vmm::{BootConfig, Error, Machine, Origin, inside, namespace};
 
 /// What the last words of a process and its guest may take to be written down once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
+/// A call does without the lane of a guest that takes longer.
+const LANE_ANSWERS: Duration = Duration::from_secs(1);
 /// By then the kernel of a guest that runs has answered, whatever its programs do.
 const STILL_RUNS: Duration = Duration::from_secs(2);
 
@@ -41,7 +44,7 @@ pub(super) fn spawn(
     vm: &VmLayout,
 ) -> Result<Process, Error> {
     // What cannot be had is refused before anything runs.
-    config::begin(boot, None)?;
+    config::begin(boot, Clock::Unsaid)?;
     let program =
         fs::canonicalize(program).map_err(|source| Error::Open { path: program.to_owned(), source })?;
     let jail = jailer.zip(boot.user);
@@ -101,7 +104,7 @@ fn open(path: &Path, options: &OpenOptions) -> Result<File, Error> {
 /// Gives a new process its machine.
 pub(super) async fn begin(
     boot: &BootConfig,
-    version: Option<Version>,
+    clock: Clock,
     vm: &VmLayout,
     process: Process,
 ) -> Result<Box<dyn Machine>, Error> {
@@ -113,7 +116,7 @@ pub(super) async fn begin(
     let machine = FirecrackerMachine::hold(vm, process, knock)?;
     let log = vm.vmm_log();
     let mut api = Session::open_new(&room.api(), &machine.process, &log).await.map_err(Error::Api)?;
-    for request in config::begin(boot, version)? {
+    for request in config::begin(boot, clock)? {
         api.make(request).await.map_err(|error| match error {
             api::Error::Refused { call, fault } if call.path == config::LOAD => Error::NotLoaded { fault },
             error => Error::Api(error),
@@ -214,6 +217,18 @@ impl Machine for FirecrackerMachine {
                 knock.heard().await;
             }
             channel::connect(&self.room.vsock(), CHANNEL_PORT, patience).await.map_err(Error::Vsock)
+        })
+    }
+
+    fn connect_lane(&self) -> BoxFuture<'_, Result<Option<UnixStream>, Error>> {
+        Box::pin(async move {
+            let port = lane::vsock_port(CHANNEL_PORT);
+            match channel::connect(&self.room.vsock(), port, LANE_ANSWERS).await {
+                Ok(stream) => Ok(Some(stream)),
+                // An agent without a lane, or a guest that was restored a moment ago and drops its first connections.
+                Err(channel::Error::Refused | channel::Error::Silent { .. }) => Ok(None),
+                Err(error) => Err(Error::Vsock(error)),
+            }
         })
     }
 

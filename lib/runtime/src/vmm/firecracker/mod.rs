@@ -7,19 +7,20 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::snapshot::SnapshotKind;
-use super::{BootConfig, Capabilities, Driver, Error, Machine};
+use super::{BootConfig, Capabilities, Driver, Error, Machine, Possible};
 use crate::layout::VmLayout;
 use crate::process::{self, Process};
 use crate::spec::NetworkMode;
 use crate::status::{Accelerator, DriverFacts};
 use probe::Pace;
-use version::Version;
+use version::Clock;
 
 pub(crate) mod api;
 pub(crate) mod channel;
 mod config;
 pub(crate) mod jail;
 mod machine;
+pub(crate) mod privileges;
 pub(crate) mod probe;
 pub(crate) mod program;
 mod room;
@@ -33,13 +34,13 @@ pub(crate) struct Firecracker {
     facts: DriverFacts,
     /// The jailer, if machines are started in jails.
     jailer: Option<PathBuf>,
-    /// Of the program that starts new machines.
-    version: Option<Version>,
+    clock: Clock,
     pace: Pace,
 }
 
 impl Firecracker {
     pub(crate) fn new(found: &probe::Found) -> Self {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let facts = DriverFacts {
             name: NAME.into(),
             version: found.version.to_string(),
@@ -50,14 +51,14 @@ impl Firecracker {
             program: found.program.clone(),
             facts,
             jailer: found.jailer.clone().ok(),
-            version: Some(found.version),
+            clock: found.version.clock(&kernel),
             pace: found.pace,
         }
     }
 
     /// For machines that run already; it starts none.
     pub(crate) fn of_the_past(facts: DriverFacts) -> Self {
-        Self { program: NAME.into(), facts, jailer: None, version: None, pace: Pace::Slow }
+        Self { program: NAME.into(), facts, jailer: None, clock: Clock::Unsaid, pace: Pace::Slow }
     }
 }
 
@@ -72,7 +73,10 @@ impl Driver for Firecracker {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { snapshots: &[SnapshotKind::Full, SnapshotKind::Changes] }
+        Capabilities {
+            snapshots: &[SnapshotKind::Full, SnapshotKind::Changes],
+            network_limits: Possible::Yes,
+        }
     }
 
     fn networks(&self) -> &'static [NetworkMode] {
@@ -121,7 +125,7 @@ impl Driver for Firecracker {
         vm: &'a VmLayout,
         process: Process,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, Error>> {
-        Box::pin(machine::begin(boot, self.version, vm, process))
+        Box::pin(machine::begin(boot, self.clock, vm, process))
     }
 
     fn adopt<'a>(

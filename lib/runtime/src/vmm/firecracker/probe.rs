@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
 
-use super::jail;
+use super::{jail, privileges};
 use super::version::{self, Unusable, Version};
 use crate::vmm::kvm;
 use crate::vmm::memory::{self, Freshness};
@@ -165,6 +165,10 @@ fn judge(
 async fn try_jailer(program: &Path, memory: &Path) -> Result<PathBuf, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("only root can make jails".to_owned());
+    }
+    let missing = privileges::missing_for_jails(privileges::own().map_err(|error| error.to_string())?);
+    if !missing.is_empty() {
+        return Err(format!("the jailer needs {}, which this process does not have", missing.join(", ")));
     }
     let program = fs::canonicalize(program).map_err(|error| error.to_string())?;
     let jailer = program.with_file_name(JAILER);

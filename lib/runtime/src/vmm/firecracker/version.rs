@@ -9,6 +9,9 @@ const OLDEST: Version = Version { major: 1, minor: 12, patch: 1 };
 /// Connections over vsock get lost in this one.
 const FAULTY: Version = Version { major: 1, minor: 16, patch: 0 };
 
+/// The first Linux with KVM_CLOCK_REALTIME: without it a load that asks for it fails.
+const CLOCK_KERNEL: (u32, u32) = (5, 16);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Version {
     pub major: u32,
@@ -37,10 +40,21 @@ impl Version {
         Self { patch: self.patch + 1, ..self }
     }
 
-    /// From 1.16.1 on the clock of a guest stands still in a snapshot unless it is told otherwise when it is loaded.
-    pub(crate) fn has_clock_flag(self) -> bool {
-        self > FAULTY
+    /// After 1.16.0 the clock of a guest stands still in a snapshot unless it is told otherwise when it is loaded, which
+    /// takes a kernel that can set a guest's clock by its own.
+    pub(crate) fn clock(self, kernel_release: &str) -> Clock {
+        let mut numbers = kernel_release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return Clock::Unsaid };
+        if self > FAULTY && (major, minor) >= CLOCK_KERNEL { Clock::GoesOn } else { Clock::Unsaid }
     }
+}
+
+/// What is said of a guest's clock when its snapshot is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    GoesOn,
+    /// This version has no word for it, or this kernel cannot do it.
+    Unsaid,
 }
 
 /// What `firecracker --version` says: "Firecracker v1.12.1", and more on other lines.
@@ -110,7 +124,17 @@ mod tests {
 
     #[test]
     fn clocks_are_told_to_go_on_where_they_can_be() {
-        assert!(!usable("Firecracker v1.15.0").unwrap().has_clock_flag());
-        assert!(usable("Firecracker v1.17.0").unwrap().has_clock_flag());
+        for (version, kernel, clock) in [
+            ("1.12.1", "6.12.117+deb12-cloud-amd64", Clock::Unsaid),
+            ("1.15.0", "6.1.0-40-amd64", Clock::Unsaid),
+            ("1.16.1", "6.1.0-40-amd64", Clock::GoesOn),
+            ("1.16.1", "5.16.0", Clock::GoesOn),
+            ("1.16.1", "5.10.0-32-amd64", Clock::Unsaid),
+            ("1.16.1", "unknown", Clock::Unsaid),
+            ("2.0.0", "7.0-rc1", Clock::GoesOn),
+        ] {
+            let found = usable(&format!("Firecracker v{version}")).unwrap();
+            assert_eq!(found.clock(kernel), clock, "{version} on {kernel}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use serde_json::json;
 
 use crate::status::Accelerator;
-use crate::vmm::{Access, Attachment, BootConfig, Drive, DriveLimit};
+use crate::vmm::{Access, Attachment, BootConfig, Drive, DriveLimit, Origin};
 
 /// Upper bound of the emulator's cache of translated code.
 pub(super) const TRANSLATION_CACHE_MIB: u64 = 128;
@@ -29,6 +29,9 @@ pub(super) struct Descriptors {
     pub network: Option<RawFd>,
 }
 
+/// What QEMU calls the guest's memory when it migrates.
+pub(super) const MEMORY: &str = "memory";
+
 /// Name of the channel in the guest.
 const CHANNEL: &str = "imp.agent.0";
 /// Name of the lane in the guest.
@@ -44,7 +47,11 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
     args.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
     args.pair("-display", "none");
     args.pair("-name", name(&boot.id));
-    args.pair("-machine", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on");
+    args.pair(
+        "-machine",
+        format!("microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on,memory-backend={MEMORY}"),
+    );
+
     match host.accelerator {
         Accelerator::Kvm => {
             args.pair("-accel", "kvm");
@@ -58,6 +65,15 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
     }
     args.pair("-smp", boot.cpus.get().to_string());
     args.pair("-m", format!("{}M", boot.memory.mib()));
+    args.pair("-object", memory(boot));
+    match boot.origin {
+        Origin::Boot => {}
+        // It stays paused when its state has come.
+        Origin::Snapshot(_) => {
+            args.flags(&["-S"]);
+            args.pair("-incoming", "defer");
+        }
+    }
     args.pair("-kernel", boot.kernel.as_os_str());
     args.pair("-initrd", boot.initramfs.as_os_str());
     args.pair("-append", command_line(boot, host));
@@ -96,6 +112,24 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
     args.pair("-device", "virtio-rng-device,id=rng0");
     args.pair("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     args.0
+}
+
+/// That of a snapshot is mapped privately: what the guest writes is the machine's own.
+fn memory(boot: &BootConfig) -> String {
+    let mut memory = json!({
+        "id": MEMORY, "size": boot.memory.bytes(), "share": false,
+        // Named by the id alone, whatever the version of QEMU would do.
+        "x-use-canonical-path-for-ramblock-id": false,
+    });
+    let backend = match &boot.origin {
+        Origin::Boot => "memory-backend-ram",
+        Origin::Snapshot(files) => {
+            memory["mem-path"] = json!(files.memory);
+            "memory-backend-file"
+        }
+    };
+    memory["qom-type"] = backend.into();
+    memory.to_string()
 }
 
 /// The guest's kernel command line.
@@ -181,7 +215,8 @@ mod tests {
 
     use super::*;
     use crate::spec::{Cpus, Memory};
-    use crate::vmm::{Changes, NetworkDevice, Origin};
+    use crate::vmm::snapshot::SnapshotFiles;
+    use crate::vmm::{Changes, NetworkDevice, NetworkLimit};
 
     fn boot() -> BootConfig {
         BootConfig {
@@ -250,13 +285,28 @@ mod tests {
         let mut boot = boot();
         boot.drive_limit = DriveLimit { bytes_per_second: Some(1 << 20), requests_per_second: None };
         let args = text(&boot, EMULATED);
-        let group: Value = serde_json::from_str(values(&args, "-object")[0]).unwrap();
+        let group: Value = serde_json::from_str(values(&args, "-object")[1]).unwrap();
         assert_eq!(group["limits"], json!({"bps-total": 1 << 20}));
         let devices = values(&args, "-device").join(" ");
         assert!(
             devices.contains("drive=base-limited") && devices.contains("drive=scratch-limited"),
             "{devices}"
         );
+    }
+
+    #[test]
+    fn a_machine_of_a_snapshot_maps_its_memory_privately_and_waits_for_its_state() {
+        let object = |args: &[String]| serde_json::from_str::<Value>(values(args, "-object")[0]).unwrap();
+        let booted = text(&boot(), EMULATED);
+        assert_eq!(object(&booted)["qom-type"], "memory-backend-ram");
+        assert!(!booted.contains(&"-S".to_owned()) && values(&booted, "-incoming").is_empty());
+        let files = SnapshotFiles { state: "/s/state".into(), memory: "/s/mem,ory".into() };
+        let restored = text(&BootConfig { origin: Origin::Snapshot(files), ..boot() }, EMULATED);
+        let memory = object(&restored);
+        assert_eq!((&memory["mem-path"], &memory["share"]), (&json!("/s/mem,ory"), &json!(false)));
+        assert_eq!((&memory["id"], &memory["size"]), (&object(&booted)["id"], &json!(256 << 20)));
+        assert!(restored.contains(&"-S".to_owned()));
+        assert_eq!(values(&restored, "-incoming"), ["defer"]);
     }
 
     #[test]
@@ -274,10 +324,18 @@ mod tests {
         let mut boot = boot();
         let descriptor = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let tap = Attachment::Tap { name: "tap0".into(), namespace: descriptor() };
-        boot.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), attachment: tap });
+        boot.network = Some(NetworkDevice {
+            mac: "52:54:00:00:00:01".into(),
+            attachment: tap,
+            limit: NetworkLimit::default(),
+        });
         assert_eq!(values(&text(&boot, EMULATED), "-netdev"), ["tap,id=net0,fd=13,vhost=off"]);
         let attachment = Attachment::Stream(descriptor());
-        boot.network = Some(NetworkDevice { mac: "52:54:00:00:00:01".into(), attachment });
+        boot.network = Some(NetworkDevice {
+            mac: "52:54:00:00:00:01".into(),
+            attachment,
+            limit: NetworkLimit::default(),
+        });
         let args = text(&boot, EMULATED);
         assert_eq!(values(&args, "-netdev"), ["stream,id=net0,server=off,addr.type=fd,addr.str=13"]);
         assert!(args.iter().any(|a| a.contains("mac=52:54:00:00:00:01") && a.contains("guest_announce=off")));

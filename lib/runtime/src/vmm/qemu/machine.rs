@@ -18,12 +18,13 @@ use tokio::time::timeout;
 
 use super::args::{self, Descriptors, Host};
 use super::qmp::{Qmp, Shutdown};
-use crate::console::Recorder;
+use super::snapshot;
+use crate::console::{self, Recorder};
 use crate::layout::VmLayout;
 use crate::process::Process;
 use crate::status::VmmEnd;
 use crate::vmm::snapshot::{SnapshotFiles, SnapshotKind};
-use crate::vmm::{Attachment, BootConfig, Error, Machine, inside, namespace};
+use crate::vmm::{Attachment, BootConfig, Error, Machine, Origin, inside, namespace};
 
 /// What QEMU's last words may take to arrive once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -112,29 +113,87 @@ struct QemuMachine {
     process: Process,
     qmp: Qmp,
     console: Recorder,
-    channel: std::path::PathBuf,
-    lane: std::path::PathBuf,
+    vm: VmLayout,
 }
 
-pub(super) async fn attach(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
+/// Lets the guest of a new process boot, or loads its snapshot and leaves it paused.
+pub(super) async fn begin(
+    boot: &BootConfig,
+    vm: &VmLayout,
+    process: Process,
+) -> Result<Box<dyn Machine>, Error> {
+    match &boot.origin {
+        Origin::Boot => Ok(Box::new(attach(vm, process).await?)),
+        Origin::Snapshot(files) => {
+            let loaded = load(boot, files, vm, &process).await;
+            if loaded.is_err() {
+                process.kill();
+            }
+            Ok(Box::new(loaded?))
+        }
+    }
+}
+
+async fn load(
+    boot: &BootConfig,
+    files: &SnapshotFiles,
+    vm: &VmLayout,
+    process: &Process,
+) -> Result<QemuMachine, Error> {
+    let (files, size) = (files.clone(), boot.memory.bytes());
+    let state = tokio::task::spawn_blocking(move || snapshot::read(&files, size)).await;
+    let state = state.map_err(|error| Error::NotLoaded { fault: error.to_string() })?;
+    let state = state.map_err(|fault| Error::NotLoaded { fault: fault.to_string() })?;
+    let loaded = async {
+        let machine = attach(vm, process.clone()).await?;
+        snapshot::load(&machine.qmp, &vm.migration_socket(), &state).await.map_err(Error::Monitor)?;
+        Ok::<_, Error>(machine)
+    };
+    match loaded.await {
+        Ok(machine) => Ok(machine),
+        // A QEMU that cannot load something says why, and ends.
+        Err(error) if timeout(LAST_WORDS, process.gone()).await.is_ok() => {
+            let said = console::last_lines(&vm.vmm_log(), &vm.earlier_vmm_log(), 1);
+            let fault = said.into_iter().next_back().unwrap_or_else(|| crate::vm::chain(&error));
+            Err(Error::NotLoaded { fault })
+        }
+        Err(error) => Err(Error::NotLoaded { fault: crate::vm::chain(&error) }),
+    }
+}
+
+/// Takes over a machine that runs.
+pub(super) async fn adopt(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
+    Ok(Box::new(attach(vm, process).await?))
+}
+
+async fn attach(vm: &VmLayout, process: Process) -> Result<QemuMachine, Error> {
     let console = connect(&vm.console_socket()).await?;
     let console = Recorder::start(console, vm.console(), vm.earlier_console());
     let qmp = Qmp::handshake(connect(&vm.monitor_socket()).await?).await.map_err(Error::Monitor)?;
-    Ok(Box::new(QemuMachine { process, qmp, console, channel: vm.channel_socket(), lane: vm.lane_socket() }))
+    Ok(QemuMachine { process, qmp, console, vm: vm.clone() })
+}
+
+impl QemuMachine {
+    /// As QEMU knows it: whoever takes over a machine has no part in how it began.
+    async fn memory_size(&self) -> Result<u64, Error> {
+        let answer = self.qmp.execute("query-memory-size-summary").await.map_err(Error::Monitor)?;
+        answer.get("base-memory").and_then(serde_json::Value::as_u64).ok_or(Error::NoMemorySize)
+    }
 }
 
 impl Machine for QemuMachine {
     fn connect_channel(&self, _patience: Duration) -> BoxFuture<'_, Result<UnixStream, Error>> {
-        Box::pin(connect(&self.channel))
+        Box::pin(async { connect(&self.vm.channel_socket()).await })
     }
 
     fn connect_lane(&self) -> BoxFuture<'_, Result<Option<UnixStream>, Error>> {
         Box::pin(async {
-            match UnixStream::connect(&self.lane).await {
+            let lane = self.vm.lane_socket();
+            match UnixStream::connect(&lane).await {
                 Ok(stream) => Ok(Some(stream)),
                 // Started by an owner that gave its machines none.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(source) => Err(Error::Connect { path: self.lane.clone(), source }),
+                Err(source) => Err(Error::Connect { path: lane, source }),
             }
         })
     }
@@ -147,12 +206,16 @@ impl Machine for QemuMachine {
         Box::pin(async { self.qmp.execute("cont").await.map(drop).map_err(Error::Monitor) })
     }
 
-    fn snapshot<'a>(
-        &'a self,
-        _kind: SnapshotKind,
-        _to: &'a SnapshotFiles,
-    ) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(async { Err(Error::NoSnapshot { driver: super::NAME }) })
+    fn snapshot<'a>(&'a self, kind: SnapshotKind, to: &'a SnapshotFiles) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            match kind {
+                SnapshotKind::Changes => Err(Error::NoSnapshot { driver: super::NAME }),
+                SnapshotKind::Full => {
+                    let (socket, size) = (self.vm.migration_socket(), self.memory_size().await?);
+                    snapshot::save(&self.qmp, &socket, size, to).await.map_err(Error::Save)
+                }
+            }
+        })
     }
 
     fn ended(&self) -> BoxFuture<'_, VmmEnd> {

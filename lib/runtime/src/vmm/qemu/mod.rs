@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::{BootConfig, Capabilities, Driver, Error, Machine};
+use super::snapshot::SnapshotKind;
+use super::{BootConfig, Capabilities, Driver, Error, Machine, NetworkLimit, Possible};
 use crate::layout::VmLayout;
 use crate::process::Process;
 use crate::spec::NetworkMode;
@@ -15,6 +16,8 @@ mod args;
 mod machine;
 pub(crate) mod probe;
 pub(crate) mod qmp;
+pub(crate) mod snapshot;
+mod stream;
 
 pub(crate) const NAME: &str = "qemu";
 const MIB: u64 = 1 << 20;
@@ -50,7 +53,7 @@ impl Driver for Qemu {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { snapshots: &[] }
+        Capabilities { snapshots: &[SnapshotKind::Full], network_limits: Possible::No }
     }
 
     fn networks(&self) -> &'static [NetworkMode] {
@@ -81,17 +84,20 @@ impl Driver for Qemu {
     }
 
     fn spawn(&self, boot: &BootConfig, vm: &VmLayout) -> Result<Process, Error> {
+        if boot.network.as_ref().is_some_and(|network| network.limit != NetworkLimit::default()) {
+            return Err(Error::NoNetworkLimit);
+        }
         machine::spawn(&self.program, self.host, boot, vm)
     }
 
     /// The guest boots when somebody reads its console, which is part of attaching to the machine.
     fn begin<'a>(
         &'a self,
-        _boot: &'a BootConfig,
+        boot: &'a BootConfig,
         vm: &'a VmLayout,
         process: Process,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, Error>> {
-        Box::pin(machine::attach(vm, process))
+        Box::pin(machine::begin(boot, vm, process))
     }
 
     fn adopt<'a>(
@@ -99,6 +105,6 @@ impl Driver for Qemu {
         vm: &'a VmLayout,
         process: Process,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, Error>> {
-        Box::pin(machine::attach(vm, process))
+        Box::pin(machine::adopt(vm, process))
     }
 }

@@ -41,16 +41,47 @@ pub(crate) enum Shutdown {
     Reset,
 }
 
+/// How a migration ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Migration {
+    Completed,
+    Failed,
+}
+
+/// Sees the end of a migration that begins later.
+#[derive(Debug)]
+pub(crate) struct Outcome(watch::Receiver<Option<Migration>>);
+
+impl Outcome {
+    pub(crate) async fn ended(
+        &mut self,
+        command: &'static str,
+        patience: Duration,
+    ) -> Result<Migration, Error> {
+        let ended = async {
+            loop {
+                self.0.changed().await.map_err(|_| Error::Closed { command })?;
+                if let Some(end) = *self.0.borrow_and_update() {
+                    return Ok(end);
+                }
+            }
+        };
+        timeout(patience, ended).await.map_err(|_| Error::Late { command })?
+    }
+}
+
 /// A control connection after its handshake. It ends with its last clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Qmp {
     commands: mpsc::Sender<Request>,
     shutdown: watch::Receiver<Option<Shutdown>>,
+    migration: watch::Receiver<Option<Migration>>,
 }
 
 #[derive(Debug)]
 struct Request {
     command: &'static str,
+    arguments: Value,
     answer: oneshot::Sender<Result<Value, Refusal>>,
 }
 
@@ -77,22 +108,35 @@ impl Qmp {
         let waiting = Waiting::default();
         let (commands, requests) = mpsc::channel(8);
         let (announce, shutdown) = watch::channel(None);
+        let (moved, migration) = watch::channel(None);
         tokio::spawn(write_requests(write, requests, Arc::clone(&waiting)));
-        tokio::spawn(read_answers(lines, waiting, announce));
-        let qmp = Self { commands, shutdown };
+        tokio::spawn(read_answers(lines, waiting, announce, moved));
+        let qmp = Self { commands, shutdown, migration };
         qmp.execute("qmp_capabilities").await?;
         Ok(qmp)
     }
 
     /// Executes a command without arguments.
     pub(crate) async fn execute(&self, command: &'static str) -> Result<Value, Error> {
+        self.execute_with(command, json!({})).await
+    }
+
+    pub(crate) async fn execute_with(&self, command: &'static str, arguments: Value) -> Result<Value, Error> {
         let (answer, answered) = oneshot::channel();
         let whole = async {
-            self.commands.send(Request { command, answer }).await.map_err(|_| Error::Closed { command })?;
+            let request = Request { command, arguments, answer };
+            self.commands.send(request).await.map_err(|_| Error::Closed { command })?;
             answered.await.map_err(|_| Error::Closed { command })
         };
         let result = timeout(ANSWER, whole).await.map_err(|_| Error::Late { command })??;
         result.map_err(|Refusal { class, description }| Error::Refused { command, class, description })
+    }
+
+    /// What becomes of the migration that is started next; its events have to be switched on.
+    pub(crate) fn migration(&self) -> Outcome {
+        let mut receiver = self.migration.clone();
+        receiver.mark_unchanged();
+        Outcome(receiver)
     }
 
     /// Waits until QEMU has closed the connection; says why the guest stopped if that was announced.
@@ -105,10 +149,10 @@ impl Qmp {
 
 async fn write_requests(mut write: OwnedWriteHalf, mut requests: mpsc::Receiver<Request>, waiting: Waiting) {
     let mut id = 0_u64;
-    while let Some(Request { command, answer }) = requests.recv().await {
+    while let Some(Request { command, arguments, answer }) = requests.recv().await {
         id += 1;
         lock(&waiting).insert(id, answer);
-        let line = format!("{}\n", json!({"execute": command, "id": id}));
+        let line = format!("{}\n", json!({"execute": command, "arguments": arguments, "id": id}));
         if let Err(error) = write.write_all(line.as_bytes()).await {
             tracing::debug!(%error, "control connection ended");
             lock(&waiting).clear();
@@ -121,6 +165,7 @@ async fn read_answers(
     mut lines: FramedRead<OwnedReadHalf, LinesCodec>,
     waiting: Waiting,
     announce: watch::Sender<Option<Shutdown>>,
+    moved: watch::Sender<Option<Migration>>,
 ) {
     while let Some(line) = lines.next().await {
         let message = match line {
@@ -140,6 +185,9 @@ async fn read_answers(
             Message::Shutdown(shutdown) => {
                 announce.send_replace(Some(shutdown));
             }
+            Message::Migration(end) => {
+                moved.send_replace(Some(end));
+            }
             Message::Other => {}
         }
     }
@@ -155,6 +203,7 @@ fn lock(
 enum Message {
     Answer { id: u64, result: Result<Value, Refusal> },
     Shutdown(Shutdown),
+    Migration(Migration),
     Other,
 }
 
@@ -171,14 +220,15 @@ impl Message {
             };
             return Self::Answer { id, result };
         }
-        if message.get("event").and_then(Value::as_str) == Some("SHUTDOWN") {
-            match text(message.pointer("/data/reason")).as_str() {
-                "guest-shutdown" => return Self::Shutdown(Shutdown::PoweredOff),
-                "guest-reset" | "guest-panic" => return Self::Shutdown(Shutdown::Reset),
-                _ => {}
-            }
+        let event = text(message.get("event"));
+        let detail = |name| text(message.pointer(name));
+        match (event.as_str(), detail("/data/reason").as_str(), detail("/data/status").as_str()) {
+            ("SHUTDOWN", "guest-shutdown", _) => Self::Shutdown(Shutdown::PoweredOff),
+            ("SHUTDOWN", "guest-reset" | "guest-panic", _) => Self::Shutdown(Shutdown::Reset),
+            ("MIGRATION", _, "completed") => Self::Migration(Migration::Completed),
+            ("MIGRATION", _, "failed" | "cancelled") => Self::Migration(Migration::Failed),
+            _ => Self::Other,
         }
-        Self::Other
     }
 }
 

@@ -24,7 +24,7 @@ const MOST_RECORDS: u64 = 1 << 20;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 #[derive(Debug)]
-pub(super) struct Files {
+pub(crate) struct Files {
     path: PathBuf,
     kind: Kind,
 }
@@ -42,11 +42,11 @@ enum Entry {
 }
 
 impl Files {
-    pub(super) fn directory(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn directory(path: &Path) -> Result<Self, Error> {
         Ok(Self { path: path.to_owned(), kind: Kind::Directory })
     }
 
-    pub(super) fn tar(path: &Path, temporary: &Path) -> Result<Self, Error> {
+    pub(crate) fn tar(path: &Path, temporary: &Path) -> Result<Self, Error> {
         let open = |source| Error::Open { path: path.to_owned(), source };
         let mut file = open_regular(path).map_err(open)?;
         let mut magic = [0; 2];
@@ -93,7 +93,7 @@ impl Files {
     }
 
     /// A small file, whole.
-    pub(super) fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
         let (reader, size) = self.open(name)?;
         if size > limit {
             return Err(Error::TooLarge { path: self.path.clone(), file: name.to_owned(), limit });

@@ -8,7 +8,7 @@ mod layout;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use files::Files;
+pub(crate) use files::Files;
 
 use crate::blob::digest::Digest;
 use crate::blob::{self, BlobStore, Partial};

@@ -10,14 +10,14 @@ const TRIES_AT_A_MIRROR: u32 = 2;
 
 /// What follows if a server does not give what it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Resort {
+pub(crate) enum Resort {
     /// Another server is asked.
     Another,
     /// Nothing: this is the only one, or the last.
     Last,
 }
 
-pub(super) struct Attempts<'a> {
+pub(crate) struct Attempts<'a> {
     settings: &'a RegistrySettings,
     resort: Resort,
     what: String,
@@ -26,7 +26,7 @@ pub(super) struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         settings: &'a RegistrySettings,
         resort: Resort,
         what: String,
@@ -36,12 +36,12 @@ impl<'a> Attempts<'a> {
     }
 
     /// The last try got so far that the ones before it no longer count.
-    pub(super) fn count_anew(&mut self) {
+    pub(crate) fn count_anew(&mut self) {
         self.made = 0;
     }
 
     /// Pauses if the request is worth another try; else gives the error back.
-    pub(super) async fn failed(&mut self, error: Error) -> Result<(), Error> {
+    pub(crate) async fn failed(&mut self, error: Error) -> Result<(), Error> {
         self.made = self.made.saturating_add(1);
         if self.resort == Resort::Another && self.made >= TRIES_AT_A_MIRROR {
             return Err(error);

@@ -61,6 +61,14 @@ pub enum Error {
         #[source]
         source: reqwest::Error,
     },
+    #[error(
+        "{host} does not accept the certificate of this machine, or none of the versions of TLS that it speaks"
+    )]
+    NotAccepted {
+        host: String,
+        #[source]
+        source: reqwest::Error,
+    },
     #[error("the connection to {host} was cut")]
     Cut {
         host: String,
@@ -79,6 +87,10 @@ pub enum Error {
         "{host} does not let you pull {repository}: log in (docker login {host}), or check the name; a private image and a missing one look alike"
     )]
     Unauthorized { host: String, repository: String },
+    #[error("{host} does not let you push to {repository}: log in (docker login {host}), or check the name")]
+    MayNotPush { host: String, repository: String },
+    #[error("{host} did not say where to send a blob")]
+    NoUpload { host: String },
     #[error("there is no image {reference}; check its name and tag")]
     NotFound { reference: Reference },
     #[error(
@@ -141,8 +153,11 @@ impl Error {
             | Self::Address(_)
             | Self::NotTls { .. }
             | Self::Certificate { .. }
+            | Self::NotAccepted { .. }
             | Self::Slow { .. }
             | Self::Unauthorized { .. }
+            | Self::MayNotPush { .. }
+            | Self::NoUpload { .. }
             | Self::NotFound { .. }
             | Self::Redirect { .. }
             | Self::Redirects { .. }

@@ -10,7 +10,7 @@ use super::attempts::{Attempts, Resort};
 use super::download::{download, places};
 use super::endpoint::endpoints;
 use super::error::Error;
-use super::session::Session;
+use super::session::{Access, Session};
 use super::settings::RegistrySettings;
 use super::transport::Transport;
 use crate::blob::BlobStore;
@@ -65,7 +65,8 @@ impl<'a> Pull<'a> {
             let _entered = runtime.enter();
             Arc::new(Transport::new(settings)?)
         };
-        let session = |endpoint| Session::new(Arc::clone(&transport), endpoint, reference.repository());
+        let session =
+            |endpoint| Session::new(Arc::clone(&transport), endpoint, reference.repository(), Access::Pull);
         let sessions = servers.into_iter().map(session).collect();
         Ok(Self { runtime, transport, sessions, reference, progress })
     }

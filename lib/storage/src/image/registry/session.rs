@@ -12,7 +12,7 @@ use super::challenge::{self, Challenge};
 use super::credentials::{self, Credentials, Secret};
 use super::endpoint::{Endpoint, is_allowed};
 use super::error::Error;
-use super::transport::{Answer, Get, Transport, host};
+use super::transport::{Answer, Get, Send, Transport, host};
 
 /// Largest answer of a token server, bytes.
 const LARGEST_TOKEN: u64 = 64 << 10;
@@ -22,8 +22,25 @@ pub(super) struct Session {
     transport: Arc<Transport>,
     endpoint: Endpoint,
     repository: String,
+    access: Access,
     /// The value of the Authorization header that the server took last.
     authorization: Mutex<Option<Secret>>,
+}
+
+/// What is done in the repository: a token is asked for that allows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Pull,
+    Push,
+}
+
+impl Access {
+    fn actions(self) -> &'static str {
+        match self {
+            Self::Pull => "pull",
+            Self::Push => "pull,push",
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -33,8 +50,14 @@ struct TokenAnswer {
 }
 
 impl Session {
-    pub(super) fn new(transport: Arc<Transport>, endpoint: Endpoint, repository: &str) -> Self {
-        Self { transport, endpoint, repository: repository.to_owned(), authorization: Mutex::new(None) }
+    pub(super) fn new(
+        transport: Arc<Transport>,
+        endpoint: Endpoint,
+        repository: &str,
+        access: Access,
+    ) -> Self {
+        let (repository, authorization) = (repository.to_owned(), Mutex::new(None));
+        Self { transport, endpoint, repository, access, authorization }
     }
 
     pub(super) fn host(&self) -> &str {
@@ -47,15 +70,40 @@ impl Session {
 
     /// Asks for something of the repository, such as `blobs/<digest>`. The answer is a success; all else is an error.
     pub(super) async fn get(&self, what: &str, accept: Option<&str>, from: u64) -> Result<Response, Error> {
-        let url = parse(&self.endpoint.url(&format!("/v2/{}/{what}", self.repository)))?;
+        let url = self.url(what)?;
+        self.authorized(async |authorization| {
+            self.transport.get(url.clone(), &Get { accept, from, authorization }).await
+        })
+        .await
+    }
+
+    /// Changes something of the repository, or asks whether it is there. Redirects are not followed.
+    pub(super) async fn send(&self, request: &Send<'_>, to: Url) -> Result<Response, Error> {
+        // What a server names is asked with credentials only if it is the server itself.
+        let is_own = to.origin() == self.url("")?.origin();
+        self.authorized(async |authorization| {
+            let response =
+                self.transport.send_to(to.clone(), request, authorization.filter(|_| is_own)).await?;
+            Ok(Answer { response, redirected: !is_own })
+        })
+        .await
+    }
+
+    /// The address of something of the repository.
+    pub(super) fn url(&self, what: &str) -> Result<Url, Error> {
+        parse(&self.endpoint.url(&format!("/v2/{}/{what}", self.repository)))
+    }
+
+    async fn authorized(
+        &self,
+        ask: impl AsyncFn(Option<&Secret>) -> Result<Answer, Error>,
+    ) -> Result<Response, Error> {
         let known = self.known();
-        let first =
-            self.transport.get(url.clone(), &Get { accept, from, authorization: known.as_ref() }).await?;
+        let first = ask(known.as_ref()).await?;
         let Some(challenges) = challenges(&first) else { return self.success(first).await };
         // Without a token yet, or with one that has expired: answer the challenge, once.
         let Some(authorization) = self.answer(&challenges).await? else { return Err(self.unauthorized()) };
-        let get = Get { accept, from, authorization: Some(&authorization) };
-        let second = self.transport.get(url, &get).await?;
+        let second = ask(Some(&authorization)).await?;
         if challenges_again(&second) {
             return Err(self.unauthorized());
         }
@@ -76,7 +124,11 @@ impl Session {
     }
 
     fn unauthorized(&self) -> Error {
-        Error::Unauthorized { host: self.endpoint.host.clone(), repository: self.repository.clone() }
+        let (host, repository) = (self.endpoint.host.clone(), self.repository.clone());
+        match self.access {
+            Access::Pull => Error::Unauthorized { host, repository },
+            Access::Push => Error::MayNotPush { host, repository },
+        }
     }
 
     /// The Authorization header that answers a challenge; None if there are no credentials that could.
@@ -108,8 +160,10 @@ impl Session {
             let realm = format!("{}://{}", url.scheme(), host(&url));
             return Err(Error::Realm { host: self.endpoint.host.clone(), realm });
         }
-        let default_scope = format!("repository:{}:pull", self.repository);
-        let mut query = vec![("scope", scope.unwrap_or(&default_scope))];
+        let own_scope = format!("repository:{}:{}", self.repository, self.access.actions());
+        // A first question that only reads is challenged for reading only.
+        let scope = scope.filter(|_| self.access == Access::Pull).unwrap_or(&own_scope);
+        let mut query = vec![("scope", scope)];
         query.extend(service.map(|service| ("service", service)));
         let response = match credentials {
             Credentials::Identity(identity) => {

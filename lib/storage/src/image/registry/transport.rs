@@ -1,12 +1,13 @@
 //! HTTP as registries need it: trusted certificates, redirects that never carry credentials away, and bounded answers.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
-use reqwest::{RequestBuilder, Response, StatusCode, Url};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
+use reqwest::{ClientBuilder, Method, RequestBuilder, Response, StatusCode, Url};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
@@ -21,16 +22,18 @@ const MOST_REDIRECTS: usize = 10;
 const LONGEST_REFUSAL: u64 = 8 << 10;
 /// A small document may take this many silences' time in all.
 const DOCUMENT_SILENCES: u32 = 4;
+/// An upload that is slower than this, in bytes per second, is given up.
+const SLOWEST_UPLOAD: u64 = 16 << 10;
 
 /// Sends requests and follows redirects.
-pub(super) struct Transport {
+pub(crate) struct Transport {
     client: reqwest::Client,
     settings: RegistrySettings,
 }
 
 /// A request for a document or a blob.
 #[derive(Default)]
-pub(super) struct Get<'a> {
+pub(crate) struct Get<'a> {
     pub(super) accept: Option<&'a str>,
     /// Bytes to leave out at the start.
     pub(super) from: u64,
@@ -38,30 +41,44 @@ pub(super) struct Get<'a> {
     pub(super) authorization: Option<&'a Secret>,
 }
 
+/// A request that is no question for content.
+#[derive(Clone)]
+pub(super) struct Send<'a> {
+    pub(super) method: Method,
+    pub(super) content_type: Option<&'a str>,
+    /// Sent anew at each try; clones share it.
+    pub(super) body: Bytes,
+}
+
 /// An answer, and whether it is the asked host's own.
-pub(super) struct Answer {
-    pub(super) response: Response,
-    pub(super) redirected: bool,
+pub(crate) struct Answer {
+    pub(crate) response: Response,
+    pub(crate) redirected: bool,
 }
 
 impl Transport {
     pub(super) fn new(settings: &RegistrySettings) -> Result<Self, Error> {
-        let client = reqwest::Client::builder()
-            .user_agent(concat!("imp/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(settings.connect_timeout)
-            .tls_backend_preconfigured(tls(&settings.certificate_authorities)?)
-            .build()
-            .map_err(Error::Client)?;
-        Ok(Self { client, settings: settings.clone() })
+        let client = builder(settings).tls_backend_preconfigured(tls(&settings.certificate_authorities)?);
+        Ok(Self { client: client.build().map_err(Error::Client)?, settings: settings.clone() })
     }
 
-    pub(super) fn settings(&self) -> &RegistrySettings {
+    /// To one machine only, which has the certificate of `name` and is at `address`. No proxy comes between.
+    pub(crate) fn to_peer(
+        settings: &RegistrySettings,
+        tls: rustls::ClientConfig,
+        name: &str,
+        address: SocketAddr,
+    ) -> Result<Self, Error> {
+        let client = builder(settings).no_proxy().resolve(name, address).tls_backend_preconfigured(tls);
+        Ok(Self { client: client.build().map_err(Error::Client)?, settings: settings.clone() })
+    }
+
+    pub(crate) fn settings(&self) -> &RegistrySettings {
         &self.settings
     }
 
     /// Asks for `url`, through redirects. The answer may have any status but a redirect's.
-    pub(super) async fn get(&self, url: Url, get: &Get<'_>) -> Result<Answer, Error> {
+    pub(crate) async fn get(&self, url: Url, get: &Get<'_>) -> Result<Answer, Error> {
         let asked = host(&url);
         let origin = url.origin();
         let mut url = url;
@@ -93,6 +110,26 @@ impl Transport {
         Err(Error::Redirects { host: asked })
     }
 
+    /// Sends a request once. The answer may have any status.
+    pub(super) async fn send_to(
+        &self,
+        url: Url,
+        what: &Send<'_>,
+        authorization: Option<&Secret>,
+    ) -> Result<Response, Error> {
+        let host = host(&url);
+        let mut request = self.client.request(what.method.clone(), url).body(what.body.clone());
+        if let Some(kind) = what.content_type {
+            request = request.header(CONTENT_TYPE, kind);
+        }
+        if let Some(secret) = authorization {
+            request = request.header(AUTHORIZATION, secret.expose());
+        }
+        // A large body takes its time to leave.
+        let extra = Duration::from_secs(what.body.len() as u64 / SLOWEST_UPLOAD);
+        self.send_within(request, &host, extra).await
+    }
+
     /// Sends a form, as a token server wants it. Redirects are not followed: the form holds a secret.
     pub(super) async fn post_form(&self, url: Url, form: &[(&str, &str)]) -> Result<Response, Error> {
         let mut body = Url::parse("form:").map_err(|_| Error::Address(String::new()))?;
@@ -100,12 +137,21 @@ impl Transport {
         let body = body.query().unwrap_or_default().to_owned();
         let host = host(&url);
         let kind = "application/x-www-form-urlencoded";
-        let request = self.client.post(url).header(reqwest::header::CONTENT_TYPE, kind).body(body);
+        let request = self.client.post(url).header(CONTENT_TYPE, kind).body(body);
         self.send(request, &host).await
     }
 
     async fn send(&self, request: RequestBuilder, host: &str) -> Result<Response, Error> {
-        let deadline = self.settings.connect_timeout + self.settings.idle_timeout;
+        self.send_within(request, host, Duration::ZERO).await
+    }
+
+    async fn send_within(
+        &self,
+        request: RequestBuilder,
+        host: &str,
+        extra: Duration,
+    ) -> Result<Response, Error> {
+        let deadline = self.settings.connect_timeout + self.settings.idle_timeout + extra;
         let silent = |_| Error::Silent { host: host.to_owned(), after: deadline };
         tokio::time::timeout(deadline, request.send())
             .await
@@ -114,7 +160,7 @@ impl Transport {
     }
 
     /// Reads a whole small document.
-    pub(super) async fn read(&self, mut response: Response, limit: u64) -> Result<Vec<u8>, Error> {
+    pub(crate) async fn read(&self, mut response: Response, limit: u64) -> Result<Vec<u8>, Error> {
         let host = host(response.url());
         let too_large = || Error::TooLarge { host: host.clone(), limit };
         if response.content_length().is_some_and(|length| length > limit) {
@@ -147,12 +193,19 @@ impl Transport {
     }
 
     /// The error that a status other than success is, with what the server says about it.
-    pub(super) async fn refusal(&self, response: Response) -> Error {
+    pub(crate) async fn refusal(&self, response: Response) -> Error {
         let (host, code) = (host(response.url()), response.status().as_u16());
         let retry_after = wish(response.headers(), SystemTime::now());
         let body = self.read(response, LONGEST_REFUSAL).await.unwrap_or_default();
         Error::Status { host, code, message: explanation(&body), retry_after }
     }
+}
+
+fn builder(settings: &RegistrySettings) -> ClientBuilder {
+    reqwest::Client::builder()
+        .user_agent(concat!("imp/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(settings.connect_timeout)
 }
 
 fn wish(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
@@ -210,6 +263,7 @@ fn connection(host: &str, source: reqwest::Error) -> Error {
     let host = host.to_owned();
     match tls_error(&source) {
         Some(rustls::Error::InvalidCertificate(_)) => Error::Certificate { host, source },
+        Some(rustls::Error::AlertReceived(_)) => Error::NotAccepted { host, source },
         Some(rustls::Error::InvalidMessage(_)) => Error::NotTls { host, source },
         _ if source.is_connect() || source.is_timeout() => Error::Unreachable { host, source },
         _ => Error::Cut { host, source },

@@ -1,0 +1,74 @@
+//! From `imp run` to a program's output, one VM at a time and eight at once, against Firecracker itself.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use imp_testkit::imp::Driver;
+
+use crate::budgets::run::first_byte;
+use crate::firecracker::{MEMORY_MIB, Template};
+use crate::guest;
+use crate::machine::{IMAGE, Machine};
+use crate::measure::{alternate, time};
+use crate::report::{Limit, Line, Quantity};
+
+const ROUNDS: usize = 7;
+const ROUNDS_AT_ONCE: usize = 3;
+const AT_ONCE: usize = 8;
+const MOST: f64 = 1.1;
+
+pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
+    let machine = Machine::new(Driver::Firecracker)?;
+    let kept = machine.scratch()?;
+    let vm = machine.start()?;
+    let template = Template::take(&machine, &vm, kept.path())?;
+    machine.remove(&vm)?;
+    let [one, floor_of_one] =
+        alternate(ROUNDS, [&mut || ours(&machine, 1), &mut || bare(&machine, &template, 1)])?;
+    let [eight, floor_of_eight] = alternate(
+        ROUNDS_AT_ONCE,
+        [&mut || ours(&machine, AT_ONCE), &mut || bare(&machine, &template, AT_ONCE)],
+    )?;
+    let line = |name, ours, floor| Line {
+        name,
+        ours: Quantity::Time(ours),
+        limit: Limit::AtMostTimes { floor: Quantity::Time(floor), ratio: MOST },
+    };
+    Ok(vec![
+        line("imp run to first byte / bare Firecracker", one, floor_of_one),
+        line("8 x imp run at once / 8 bare at once", eight, floor_of_eight),
+    ])
+}
+
+/// The last of so many first bytes.
+fn ours(machine: &Machine, count: usize) -> anyhow::Result<Duration> {
+    let memory = format!("{MEMORY_MIB}m");
+    at_once(count, || {
+        let line =
+            ["run", "--rm", "--network", "none", "--cpus", "1", "-m", &memory, IMAGE, "--", "echo", "x"];
+        first_byte(machine.imp()?.args(line)).map(drop)
+    })
+}
+
+fn bare(machine: &Machine, template: &Template, count: usize) -> anyhow::Result<Duration> {
+    at_once(count, || {
+        let folder = machine.scratch()?;
+        let bare = template.boot(folder.path(), None, None)?;
+        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+            let agent = bare.agent().await?;
+            guest::ping(&agent).await?;
+            guest::configure(&agent).await?;
+            guest::exec(&agent, &["echo", "x"]).await.map(drop)
+        })
+    })
+}
+
+fn at_once(count: usize, work: impl Fn() -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
+    time(|| {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().ok().context("a thread panicked")?)
+        })
+    })
+}

@@ -1,0 +1,111 @@
+//! VMs that are made of snapshots: prepared until somebody has them, then activated.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use imp_storage::blob::digest::Digest;
+use imp_storage::snapshots::Snapshot;
+use tokio::sync::oneshot;
+
+use super::create::{MadeOf, New};
+use super::{Error, Runtime};
+use crate::guest::restore::{Generation, MachineId};
+use crate::id::VmId;
+use crate::ledger::Purpose;
+use crate::lifecycle::Input;
+use crate::random;
+use crate::restore::{self, Configuration};
+use crate::spec::{Child, Identity};
+use crate::status::{State, VmStatus};
+use crate::vm::{Activation, Message, chain};
+
+impl Runtime {
+    /// Makes a VM of a snapshot, by its digest, up to the point where only [`Runtime::activate`] is missing: network, process,
+    /// disk, and memory that is mapped and untouched. Returns when it is [`State::Prepared`]; it stays so until it is
+    /// activated or removed, also under another owner.
+    pub async fn prepare(&self, snapshot: &Digest, child: Child) -> Result<VmId, Error> {
+        let snapshot = self.opened(snapshot).await?;
+        self.prepare_of(snapshot, child).await
+    }
+
+    pub(super) async fn prepare_of(&self, snapshot: Snapshot, child: Child) -> Result<VmId, Error> {
+        let new = self.child(snapshot, child)?;
+        let id = self.create_new(new).await?;
+        let mut handle = self.handle(&id)?;
+        self.tell(&id, &handle, Message::Happened(Input::Start))?;
+        let status = handle.status.wait_for(|vm| matches!(vm.state, State::Prepared | State::Stopped)).await;
+        let status = status.map_err(|_| Error::Ended)?.clone();
+        match &status.outcome {
+            None => Ok(id),
+            Some(outcome) => {
+                let outcome = outcome.clone();
+                // Nobody knows of it.
+                if let Err(error) = self.remove(&id).await {
+                    tracing::error!(vm = %id, error = chain(&error), "a VM that could not be prepared stays");
+                }
+                Err(Error::NotPrepared { outcome })
+            }
+        }
+    }
+
+    /// Resumes a prepared VM and has its guest become this machine. Returns when the guest has confirmed its entropy, clock and
+    /// identity, and its processes run; a VM whose guest does not is ended.
+    pub async fn activate(&self, id: &VmId, identity: Identity) -> Result<Arc<VmStatus>, Error> {
+        let handle = self.handle(id)?;
+        let counter = self.shared.generations.fetch_add(1, Ordering::Relaxed);
+        let generation = Generation::new(random::bytes(), counter);
+        let machine_id = MachineId::from_random(random::bytes());
+        let (answer, answered) = oneshot::channel();
+        let activation = Activation { identity, generation, machine_id, answer };
+        self.tell(id, &handle, Message::Activate(Box::new(activation)))?;
+        let answer = answered.await.map_err(|_| Error::Ended)?;
+        answer.map_err(|source| Error::NotActivated { id: id.clone(), source })
+    }
+
+    /// Whether there can be snapshots of new VMs here.
+    pub fn makes_snapshots(&self) -> bool {
+        self.shared.context.drivers.make_snapshots()
+    }
+
+    /// [`Runtime::prepare`] and [`Runtime::activate`] in a row. What does not come up is removed.
+    pub async fn restore(
+        &self,
+        snapshot: &Digest,
+        child: Child,
+        identity: Identity,
+    ) -> Result<Arc<VmStatus>, Error> {
+        let id = self.prepare(snapshot, child).await?;
+        self.activate(&id, identity).await
+    }
+
+    pub(super) async fn opened(&self, digest: &Digest) -> Result<Snapshot, Error> {
+        let (context, digest) = (Arc::clone(&self.shared.context), *digest);
+        let opened = tokio::task::spawn_blocking(move || {
+            let snapshots = context.store.snapshots();
+            let made_in = snapshots.manifest(&digest).map_err(Box::new)?.description.vmm.name;
+            let driver = context.drivers.named(&made_in).ok_or(Error::NoVmm { vmm: made_in })?;
+            Ok(snapshots.open(&digest, &restore::host(driver.facts())).map_err(Box::new)?)
+        });
+        opened.await.map_err(|_| Error::Ended)?
+    }
+
+    /// What a VM is that is made of this snapshot.
+    fn child(&self, snapshot: Snapshot, child: Child) -> Result<New, Error> {
+        let description = &snapshot.manifest.description;
+        let configuration: Configuration = serde_json::from_value(description.configuration.clone())
+            .map_err(|source| Error::Configuration { snapshot: snapshot.digest, source })?;
+        let vmm = description.vmm.name.clone();
+        let driver = self.shared.context.drivers.named(&vmm).ok_or(Error::NoVmm { vmm })?;
+        let Configuration { mut spec, kernel, agent, secrets } = configuration;
+        spec.name = child.name;
+        spec.labels = child.labels;
+        spec.ports = child.ports;
+        spec.when_stopped = child.when_stopped;
+        spec.bridge = child.bridge;
+        spec.mounts = Vec::new();
+        let mac = description.devices.mac.clone();
+        let hostname = child.hostname;
+        let made_of = MadeOf { hostname, mac, agent, kernel, secrets, driver, snapshot };
+        Ok(New { spec, made_of: Some(made_of), purpose: Purpose::Serve, initial: Vec::new() })
+    }
+}

@@ -1,0 +1,201 @@
+//! What is asked of a VM and takes a while: to become somebody's, and to have a snapshot made of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::{Next, Vm};
+use crate::guest::restore::{Generation, MachineId, NewMachine};
+use crate::ledger::Record;
+use crate::lifecycle::{After, Input, Phase, Rest};
+use crate::network;
+use crate::spec::Identity;
+use crate::status::{Failure, Outcome, Secrets, State, VmStatus};
+use crate::vmm::snapshot::SnapshotFiles;
+
+/// A dormant VM becomes somebody's.
+pub(crate) struct Activation {
+    pub identity: Identity,
+    pub generation: Generation,
+    pub machine_id: MachineId,
+    pub answer: oneshot::Sender<Result<Arc<VmStatus>, NotActivated>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotActivated {
+    #[error("it is {state:?}: only a prepared VM is activated, and only once")]
+    NotPrepared { state: State },
+    #[error("it did not wake up: {outcome:?}")]
+    Ended { outcome: Outcome },
+}
+
+/// A snapshot is made of a running VM, which goes on afterwards, or ends.
+pub(crate) struct Save {
+    pub files: SnapshotFiles,
+    /// Where the copy of its scratch disk goes.
+    pub scratch: PathBuf,
+    pub after: After,
+    pub answer: oneshot::Sender<Result<Saved, RestError>>,
+    /// Nobody else puts it to sleep until it runs again.
+    pub only: OwnedSemaphorePermit,
+}
+
+/// What a snapshot was made of.
+pub(crate) struct Saved {
+    pub record: Box<Record>,
+    /// How long the machine stood still.
+    pub paused: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RestError {
+    #[error("it is {state:?}: only a VM that runs can be put to sleep")]
+    NotRunning { state: State },
+    #[error("it is {state:?}: only a paused VM can go on")]
+    NotPaused { state: State },
+    #[error("its guest's agent is too old for snapshots: start the VM again")]
+    OldAgent,
+    #[error("{failure}")]
+    Failed { failure: Failure },
+    #[error("it ended meanwhile: {outcome:?}")]
+    Ended { outcome: Outcome },
+}
+
+/// A VM is to be paused, or to go on.
+pub(crate) type Ask = oneshot::Sender<Result<Arc<VmStatus>, RestError>>;
+
+/// Those whose answers are awaited.
+#[derive(Default)]
+pub(super) struct Asks {
+    pause: Option<Ask>,
+    resume: Option<Ask>,
+    activation: Option<Box<Activation>>,
+    save: Option<Box<Save>>,
+    saved: Option<Saved>,
+}
+
+impl Asks {
+    pub(super) fn save(&self) -> Option<&Save> {
+        self.save.as_deref()
+    }
+
+    pub(super) fn saved(&mut self, saved: Saved) {
+        self.saved = Some(saved);
+    }
+}
+
+impl Vm {
+    pub(super) async fn asked_to_activate(&mut self, activation: Box<Activation>) -> Next {
+        if self.phase != Phase::Dormant {
+            let refused = NotActivated::NotPrepared { state: self.phase.state() };
+            // Whoever asked may be gone.
+            let _ = activation.answer.send(Err(refused));
+            return Next::GoOn;
+        }
+        if !activation.identity.secrets.expose().is_empty() {
+            self.record.status.secrets = Secrets::Held;
+        }
+        if let Some(hostname) = &activation.identity.hostname {
+            self.record.spec.hostname = hostname.clone();
+        }
+        self.asks.activation = Some(activation);
+        self.began = std::time::Instant::now();
+        self.happened(Input::Activate).await
+    }
+
+    /// What the guest of the VM that is being activated is told.
+    pub(super) fn new_machine(&self) -> Option<NewMachine> {
+        let Activation { identity, generation, machine_id, .. } = self.asks.activation.as_deref()?;
+        Some(NewMachine {
+            generation: generation.clone(),
+            hostname: self.record.spec.hostname.clone(),
+            machine_id: *machine_id,
+            network: network::interface(&self.record.status.network),
+            hosts: Vec::new(),
+            environment: identity.environment.clone(),
+            secrets: identity.secrets.clone(),
+        })
+    }
+
+    pub(super) async fn asked_to_save(&mut self, save: Box<Save>) -> Next {
+        if self.phase != Phase::Running {
+            let refused = RestError::NotRunning { state: self.phase.state() };
+            let _ = save.answer.send(Err(refused));
+            return Next::GoOn;
+        }
+        let rest = Rest::Snapshot(save.after);
+        self.asks.save = Some(save);
+        self.happened(Input::Rest(rest)).await
+    }
+
+    pub(super) async fn asked_to_pause(&mut self, ask: Ask) -> Next {
+        if self.phase != Phase::Running {
+            let _ = ask.send(Err(RestError::NotRunning { state: self.phase.state() }));
+            return Next::GoOn;
+        }
+        self.asks.pause = Some(ask);
+        self.happened(Input::Rest(Rest::Pause)).await
+    }
+
+    pub(super) async fn asked_to_resume(&mut self, ask: Ask) -> Next {
+        if self.phase != Phase::Paused {
+            let _ = ask.send(Err(RestError::NotPaused { state: self.phase.state() }));
+            return Next::GoOn;
+        }
+        self.asks.resume = Some(ask);
+        self.happened(Input::Resume).await
+    }
+
+    /// Answers those who have theirs with what has just happened.
+    pub(super) fn settle(&mut self, input: &Input) {
+        let outcome = self.phase.outcome().cloned();
+        let waits = matches!(self.phase, Phase::Sleeping { .. } | Phase::Saving { .. });
+        if let Some(save) = self.asks.save.take_if(|_| !waits) {
+            let answer = self.asks.saved.take().ok_or_else(|| not_put_to_sleep(input, outcome.as_ref()));
+            let Save { answer: asked, only, .. } = *save;
+            // Kept until the VM runs again.
+            self.resting = Some(only);
+            // Whoever asked may be gone.
+            let _ = asked.send(answer);
+        }
+        if self.phase == Phase::Running || outcome.is_some() {
+            self.resting = None;
+        }
+        let waits = matches!(self.phase, Phase::Sleeping { .. } | Phase::Pausing);
+        if let Some(ask) = self.asks.pause.take_if(|_| !waits) {
+            let answer = match self.phase {
+                Phase::Paused => Ok(Arc::clone(&self.status.borrow())),
+                _ => Err(not_put_to_sleep(input, outcome.as_ref())),
+            };
+            let _ = ask.send(answer);
+        }
+        if let Some(ask) = self.asks.resume.take_if(|_| self.phase == Phase::Running || outcome.is_some()) {
+            let answer = match &outcome {
+                None => Ok(Arc::clone(&self.status.borrow())),
+                Some(outcome) => Err(RestError::Ended { outcome: outcome.clone() }),
+            };
+            let _ = ask.send(answer);
+        }
+        let stopped = matches!(self.phase, Phase::Stopped { .. });
+        match (outcome, self.asks.activation.take_if(|_| self.phase == Phase::Running || stopped)) {
+            (None, Some(activation)) => {
+                let _ = activation.answer.send(Ok(Arc::clone(&self.status.borrow())));
+            }
+            (Some(outcome), Some(activation)) => {
+                let _ = activation.answer.send(Err(NotActivated::Ended { outcome }));
+            }
+            (_, None) => {}
+        }
+    }
+}
+
+fn not_put_to_sleep(input: &Input, outcome: Option<&Outcome>) -> RestError {
+    match (input, outcome) {
+        (Input::NotSlept, _) => RestError::OldAgent,
+        (Input::Failed(failure), _) => RestError::Failed { failure: failure.clone() },
+        (_, Some(outcome)) => RestError::Ended { outcome: outcome.clone() },
+        (_, None) => RestError::Failed { failure: Failure::NoSleep },
+    }
+}

@@ -1,0 +1,11 @@
+//! The promises that hold with every driver: one list for the programs that keep them, [`crate::DRIVER`] tells which.
+
+mod driver;
+mod exec;
+mod files;
+mod init;
+pub(crate) mod network;
+mod owner;
+mod program;
+mod run;
+mod user_network;

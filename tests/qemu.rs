@@ -1,0 +1,18 @@
+//! What `imp` promises, with guests in QEMU, on any machine; and what it promises whatever runs its guests.
+
+use imp_testkit::imp::Driver;
+
+/// What runs the guests of these tests.
+const DRIVER: Driver = Driver::Qemu;
+
+mod client;
+mod crash;
+mod egress;
+mod images;
+mod life;
+mod owner_storm;
+#[path = "list.rs"]
+mod promises;
+mod pull;
+mod terminal;
+mod words;
