@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
+use anyhow::Context as _;
 use imp_testkit::imp::{Imp, SharedVm, finish, wait_until};
 
 use super::driver::on_driver;
@@ -215,10 +216,15 @@ fn a_copy_goes_around_a_lane_that_somebody_else_has() -> anyhow::Result<()> {
         drop(held);
         there_and_back("over")?;
         // Whoever is killed under way leaves it to the next.
-        let mut killed = imp.command(["cp", "-", "vm:/srv"]).stdin(Stdio::piped()).spawn()?;
-        wait_until("it has the lane", || Ok(lane(&imp, &id).is_err()))?;
-        killed.kill()?;
-        killed.wait()?;
+        wait_until("a copy that has the lane was killed", || {
+            let mut killed = imp.command(["cp", "-", "vm:/srv"]).stdin(Stdio::piped()).spawn()?;
+            // More than a pipe holds: it is read by a copy that has asked for its lane.
+            killed.stdin.as_mut().context("no stdin")?.write_all(&[0; 256 << 10])?;
+            let has_it = lane(&imp, &id).is_err();
+            killed.kill()?;
+            killed.wait()?;
+            Ok(has_it)
+        })?;
         wait_until("the lane is free again", || Ok(lane(&imp, &id).is_ok()))?;
         there_and_back("again")?;
         imp.end()

@@ -3,9 +3,12 @@
 mod driver;
 mod exec;
 mod files;
+mod forks;
 mod init;
 pub(crate) mod network;
 mod owner;
+mod pools;
 mod program;
 mod run;
+mod templates;
 mod user_network;

@@ -92,3 +92,13 @@ fn a_reader_that_goes_away_ends_the_program() -> anyhow::Result<()> {
         imp.end()
     })
 }
+
+#[test]
+fn output_of_many_megabytes_arrives_whole() -> anyhow::Result<()> {
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        let came = imp.run(sh("head -c 5000000 /dev/zero | tr '\\0' x"))?;
+        assert_eq!((came.code, came.stdout.len()), (Some(0), 5_000_000), "{}", came.stderr);
+        imp.end()
+    })
+}

@@ -3,9 +3,10 @@
 use std::fs;
 use std::process::Command;
 
-use imp_testkit::machine;
+use imp_testkit::imp::Driver;
+use imp_testkit::{machine, node};
 
-pub(crate) fn print() -> anyhow::Result<()> {
+pub(crate) fn print(driver: Driver) -> anyhow::Result<()> {
     let cpu_info = fs::read_to_string("/proc/cpuinfo")?;
     let cpu = cpu_info.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
     let cores = cpu_info.lines().filter(|line| line.starts_with("processor")).count();
@@ -16,10 +17,17 @@ pub(crate) fn print() -> anyhow::Result<()> {
     println!("load     {}", load.join(" "));
     println!("host     Linux {}", fs::read_to_string("/proc/sys/kernel/osrelease")?.trim());
     println!("guest    Linux {}", guest.trim());
-    println!("driver   {}", first_line("qemu-system-x86_64", "--version")?);
+    println!("driver   {}", first_line(&program(driver)?, "--version")?);
     println!("kvm      {}", acceleration()?);
     println!("imp      {}\n", first_line(&machine::imp()?.display().to_string(), "--version")?);
     Ok(())
+}
+
+fn program(driver: Driver) -> anyhow::Result<String> {
+    Ok(match driver {
+        Driver::Qemu => "qemu-system-x86_64".to_owned(),
+        Driver::Firecracker => node::artefacts::firecracker()?.display().to_string(),
+    })
 }
 
 /// What `imp doctor` found out by trying.

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use imp_testkit::imp::Driver;
 use imp_testkit::node::{self, End};
 
 /// Eight guests at once, and what is measured beside them.
@@ -26,16 +27,16 @@ const NODE_DEADLINE: Duration = Duration::from_secs(1800);
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut words = std::env::args().skip(1).peekable();
-    let groups = if words.next_if(|word| word == "--lab").is_some() {
+    let (groups, driver) = if words.next_if(|word| word == "--lab").is_some() {
         if let Some(end) = node::again_inside(NODE_MEMORY_MIB, NODE_DEADLINE)? {
             return Ok(if end == End::Exited(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        budgets::LAB
+        (budgets::LAB, Driver::Firecracker)
     } else {
-        budgets::ALL
+        (budgets::ALL, Driver::Qemu)
     };
     let filter = words.next().unwrap_or_default();
-    conditions::print()?;
+    conditions::print(driver)?;
     println!("{}", report::HEADER);
     let mut missed = false;
     for (group, budget) in groups.iter().filter(|(group, _)| group.contains(&filter)) {

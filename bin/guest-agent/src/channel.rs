@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use imp_protocol::{connection, lane};
 use tokio::io::{AsyncRead, AsyncWrite, BufReader};
-use tokio::net::UnixStream;
 
 pub(crate) use self::port::Port;
+pub(crate) use self::vsock::MOST as MOST_OVER_VSOCK;
 use crate::agent::Agent;
 use crate::log;
 
@@ -97,7 +97,7 @@ impl Channel {
 }
 
 /// Serves each connection in a task of its own, for ever.
-async fn serve_all<S>(listener: vsock::Listener, serve: impl Fn(UnixStream) -> S)
+async fn serve_all<S>(listener: vsock::Listener, serve: impl Fn(vsock::Stream) -> S)
 where
     S: Future<Output = ()> + Send + 'static,
 {
@@ -118,9 +118,9 @@ async fn serve_lane(lane: OwnedFd, agent: Arc<Agent>) {
     }
 }
 
-async fn serve_lane_stream(stream: UnixStream, agent: Arc<Agent>) {
+async fn serve_lane_stream(stream: vsock::Stream, agent: Arc<Agent>) {
     // A host that is gone sees it in its call.
-    if let Err(error) = agent.serve_lane_stream(stream).await {
+    if let Err(error) = agent.serve_lane_stream(stream.into_socket()).await {
         log::debug(format_args!("a lane broke: {error}"));
     }
 }

@@ -23,7 +23,7 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tonic::Status;
 
-use crate::channel::Port;
+use crate::channel::{MOST_OVER_VSOCK, Port};
 
 /// Bytes that one read of the port gives at the most.
 const PAGE: usize = 4 << 10;
@@ -41,6 +41,7 @@ pub(crate) struct Lane(Mutex<Option<Offer>>);
 struct Offer {
     number: u64,
     device: Arc<OwnedFd>,
+    most: usize,
     /// Gets what ends when the lane is given back.
     taker: oneshot::Sender<oneshot::Receiver<()>>,
 }
@@ -56,7 +57,7 @@ impl Lane {
         let offer = self.offer().take_if(|offer| offer.number == number).ok_or_else(gone)?;
         let (back, given_back) = oneshot::channel();
         offer.taker.send(given_back).map_err(|_| gone())?;
-        Ok(Taken { device: offer.device, goes_on: Box::new(goes_on), _back: back })
+        Ok(Taken { device: offer.device, most: offer.most, goes_on: Box::new(goes_on), _back: back })
     }
 
     fn offer(&self) -> MutexGuard<'_, Option<Offer>> {
@@ -70,7 +71,7 @@ impl Lane {
             // Watched only until a call takes it: every page that comes and goes would wake this thread too.
             let port = Port::new(device.try_clone()?)?;
             port.host().await?;
-            match self.converse(Stream(port), &device).await {
+            match self.converse(Stream(port), &device, usize::MAX).await {
                 // An error: the call has ended and dropped its side.
                 Ok(given_back) => drop(given_back.await),
                 Err(hello::Error::Channel(error)) => return Err(error),
@@ -83,7 +84,7 @@ impl Lane {
     /// Serves one host, on a stream that is this host's own.
     pub(crate) async fn serve_stream(&self, mut stream: UnixStream) -> io::Result<()> {
         let device = Arc::new(stream.as_fd().try_clone_to_owned()?);
-        match self.converse(&mut stream, &device).await {
+        match self.converse(&mut stream, &device, MOST_OVER_VSOCK).await {
             Ok(given_back) => {
                 // Watched only while no call has it, as a port is.
                 let held = stream.into_std()?;
@@ -105,13 +106,14 @@ impl Lane {
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin,
         device: &Arc<OwnedFd>,
+        most: usize,
     ) -> Result<oneshot::Receiver<()>, hello::Error> {
         let mut stream = BufReader::with_capacity(PAGE, stream);
         loop {
             let host = hello::answer(&mut stream, Versions::OURS, env!("CARGO_PKG_VERSION")).await?;
             let (taker, taken) = oneshot::channel();
             let number = host.nonce;
-            *self.offer() = Some(Offer { number, device: Arc::clone(device), taker });
+            *self.offer() = Some(Offer { number, device: Arc::clone(device), most, taker });
             let taken = tokio::select! {
                 biased;
                 taken = taken => taken.ok(),
@@ -130,6 +132,8 @@ impl Lane {
 /// The lane in the hands of one call, for a thread that may block.
 pub(crate) struct Taken {
     device: Arc<OwnedFd>,
+    /// Bytes of one write.
+    most: usize,
     goes_on: Box<dyn Fn() -> bool + Send>,
     /// Dropped with this: the lane is free again.
     _back: oneshot::Sender<()>,
@@ -181,7 +185,7 @@ impl Write for Taken {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             self.check()?;
-            match rustix::io::write(&self.device, bytes) {
+            match rustix::io::write(&self.device, bytes.get(..self.most).unwrap_or(bytes)) {
                 Ok(count) => return Ok(count),
                 Err(Errno::INTR) => {}
                 // To the port's driver a host that is gone is like one that does not read.

@@ -48,6 +48,8 @@ pub(crate) use self::tree::{Forest, members_below};
 
 /// A host that opens a stream says at once what it wants.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
+/// Time that the host of a stream that a snapshot broke has to attach to its process.
+const ATTACHES: Duration = Duration::from_secs(30);
 /// Answers that wait for a host that does not read.
 const WAITING_ANSWERS: usize = 2;
 
@@ -198,9 +200,22 @@ impl Agent {
         let pace = Pace::new();
         let taken = pacing.of(&pace);
         let feed = Feed::spawn(&process, inputs, Stdin::Taken, pace);
+        let holder = process.hold();
         let end = follow(&process, reader, taken, answers).await;
-        drop(feed);
-        if end.is_err() && process.life == Life::OfItsStream && process.exit().is_none() {
+        drop((feed, holder));
+        if end.is_err() { self.let_go(process).await } else { Ok(()) }
+    }
+
+    /// Ends a process whose stream broke. A snapshot breaks streams, too, and says nothing of their hosts: those may attach.
+    async fn let_go(&self, process: Arc<Process>) -> Result<(), Status> {
+        let lives = || process.life == Life::OfItsStream && process.exit().is_none();
+        if lives() && self.gate().excuses_a_break() {
+            self.gate().awake().await;
+            if process.is_held_within(ATTACHES).await {
+                return Ok(());
+            }
+        }
+        if lives() {
             crate::blocking(move || process.signal(Number::KILL, Scope::Tree)).await?;
         }
         Ok(())
@@ -219,8 +234,12 @@ impl Agent {
         let taken = pacing.of(&pace);
         let stdin = if attach.stdin { Stdin::Taken } else { Stdin::Ignored };
         let feed = Feed::spawn(&process, inputs, stdin, pace);
-        let _ = follow(&process, reader, taken, answers).await;
-        drop(feed);
+        let holder = process.hold();
+        let end = follow(&process, reader, taken, answers).await;
+        drop((feed, holder));
+        if end.is_err() && !process.is_held_within(Duration::ZERO).await {
+            self.let_go(process).await?;
+        }
         Ok(())
     }
 
@@ -321,8 +340,13 @@ impl Feed {
     fn spawn(process: &Arc<Process>, mut inputs: Streaming<ExecInput>, stdin: Stdin, mut pace: Pace) -> Self {
         let process = Arc::clone(process);
         Self(tokio::spawn(async move {
-            while let Ok(Some(message)) = inputs.message().await {
-                feed(&process, message, stdin, &mut pace).await;
+            loop {
+                match inputs.message().await {
+                    Ok(Some(message)) => feed(&process, message, stdin, &mut pace).await,
+                    Ok(None) => break,
+                    // It is for the whole stream to say what becomes of the process.
+                    Err(_) => return,
+                }
             }
             // A host that sends nothing more has no more input either; a detached process may get some from the next host.
             if stdin == Stdin::Taken && process.life == Life::OfItsStream {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    attach, completions, cp, doctor, exec, image, inspect, kill, logs, owner, port_forward, prune, ps, rm,
-    run, stop, top, version, wait,
+    attach, completions, cp, doctor, exec, fork, image, inspect, kill, logs, owner, pause, pool,
+    port_forward, probe, prune, ps, resume, rm, run, stop, template, top, version, wait,
 };
 use crate::context::Context;
 use crate::exit::{OWN_FAILURE, Outcome};
@@ -91,9 +91,15 @@ pub(crate) enum Command {
     Inspect(inspect::Inspect),
     Top(top::Top),
     PortForward(port_forward::PortForward),
+    Fork(fork::Fork),
+    Pause(pause::Pause),
+    Resume(resume::Resume),
     Image(image::Image),
+    Template(template::Template),
+    Pool(pool::Pool),
     Prune(prune::Prune),
     Doctor(doctor::Doctor),
+    Probe(probe::Probe),
     Completions(completions::Completions),
     Version(version::Version),
     #[command(hide = true)]
@@ -116,7 +122,13 @@ impl Command {
             Self::Inspect(command) => command.run(context),
             Self::Top(command) => command.run(context),
             Self::PortForward(command) => command.run(context),
+            Self::Fork(command) => command.run(context),
+            Self::Pause(command) => command.run(context),
+            Self::Resume(command) => command.run(context),
             Self::Image(command) => command.run(context),
+            Self::Template(command) => command.run(context),
+            Self::Pool(command) => command.run(context),
+            Self::Probe(command) => command.run(context),
             Self::Prune(command) => command.run(context),
             Self::Doctor(command) => command.run(context),
             Self::Completions(command) => command.run(),
@@ -140,7 +152,13 @@ impl Command {
             | Self::Inspect(_)
             | Self::Top(_)
             | Self::PortForward(_)
+            | Self::Fork(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
             | Self::Image(_)
+            | Self::Template(_)
+            | Self::Pool(_)
+            | Self::Probe(_)
             | Self::Prune(_)
             | Self::Doctor(_)
             | Self::Completions(_)
@@ -171,6 +189,32 @@ mod tests {
         assert_eq!(merged.data_dir, Some("/flag".into()));
         assert_eq!(merged.qemu, Some("/variable".into()));
         assert_eq!((merged.runtime_dir, merged.settings, merged.guest_agent), (None, None, None));
+    }
+
+    #[test]
+    fn what_is_made_of_a_snapshot_takes_no_flag_of_a_machine_that_boots() {
+        let parses = |line: &str| Arguments::try_parse_from(line.split(' ')).is_ok();
+        for good in [
+            "imp run --template t",
+            "imp run -d --rm --template t --name n -p 80 -e A=1 --secret B=2",
+            "imp run --pool p -e A=1 --secret B=2 --hostname h",
+            "imp template build --cpus 2 t image -- program --flag",
+        ] {
+            assert!(parses(good), "{good}");
+        }
+        for bad in [
+            "imp run",
+            "imp run --template t image",
+            "imp run --template t --pool p",
+            "imp run --template t --cpus 2",
+            "imp run --template t --network none",
+            "imp run --template t -v /a:/b",
+            "imp run --pool p --name n",
+            "imp run --pool p --rm",
+            "imp run --secret A=1 image",
+        ] {
+            assert!(!parses(bad), "{bad}");
+        }
     }
 
     #[test]

@@ -43,6 +43,14 @@ impl Machine {
         Ok(ended.output)
     }
 
+    /// The same without a word, for what is asked again and again.
+    pub(crate) fn quietly(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let Invocation { mut command, .. } = self.command(arguments);
+        let output = command.stderr(Stdio::inherit()).output()?;
+        ensure!(output.status.success(), "imp {} ended with {}", arguments.join(" "), output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     pub(crate) fn command(&self, arguments: &[&str]) -> Invocation {
         let mut command = Command::new(&self.imp);
         command
@@ -61,6 +69,14 @@ impl Machine {
         self.before
             .wait_until_nothing_is_left(Duration::from_secs(30), |thing| matches!(thing, Thing::File(_)))?;
         self.folder.close().context("removing the demo's folder")
+    }
+}
+
+impl Ended {
+    /// Standard output of a command that succeeded.
+    pub(crate) fn good(self) -> anyhow::Result<String> {
+        ensure!(self.code == Some(0), "it ended with {:?}", self.code);
+        Ok(self.output)
     }
 }
 

@@ -2,6 +2,7 @@
 //! checked, and at the end nothing may be left.
 
 mod machine;
+mod sandboxes;
 mod web;
 
 use std::fs;
@@ -24,6 +25,7 @@ fn main() -> anyhow::Result<()> {
     destruction_stays_inside(&machine)?;
     files_in_and_out(&machine)?;
     a_web_server(&machine)?;
+    sandboxes::show(&machine, PYTHON)?;
     timings(&machine)?;
     machine.leave_nothing()?;
     println!("\nAll of it worked, and nothing is left.");

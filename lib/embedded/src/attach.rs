@@ -101,9 +101,11 @@ impl Attachment {
                 State::Starting if hold.is_none() && vm.agent.is_some() => {
                     hold = self.runtime.connection(&self.id).await.ok();
                 }
-                State::Starting => {}
+                State::Starting | State::Prepared => {}
                 // The channel may be broken, or this owner has just taken the VM over and has yet to find the guest.
-                State::Running | State::Stopping => return self.runtime.connected(&self.id).await.ok(),
+                State::Running | State::Asleep | State::Paused | State::Stopping => {
+                    return self.runtime.connected(&self.id).await.ok();
+                }
                 State::Stopped => return None,
             }
             self.status.changed().await.ok()?;

@@ -17,6 +17,9 @@ use tonic::{Code, Status, Streaming};
 use crate::report::{Finding, Usage};
 use crate::wire as convert;
 
+mod snapshots;
+pub use snapshots::{Build, Building, Claimed, Forked};
+
 /// Inputs that wait for the connection; each is at most one chunk.
 const QUEUE: usize = 8;
 

@@ -7,19 +7,25 @@ use imp_runtime::Runtime;
 use imp_runtime::status::VmStatus;
 use tokio::sync::watch;
 
+use crate::pools::Pools;
 use crate::server::lives;
 
 /// How long all clients must have been away.
 const REST: Duration = Duration::from_millis(500);
 
-/// Returns once there has been neither a client nor a VM that needs its owner for the whole of `after`.
-pub(crate) async fn idle(runtime: &Runtime, mut clients: watch::Receiver<usize>, after: Duration) {
+/// Returns once there has been neither a client nor a pool, nor a VM that needs its owner for the whole of `after`.
+pub(crate) async fn idle(
+    runtime: &Runtime,
+    pools: &Pools,
+    mut clients: watch::Receiver<usize>,
+    after: Duration,
+) {
     loop {
         if clients.wait_for(|clients| *clients == 0).await.is_err() {
             return;
         }
         let mut events = runtime.subscribe();
-        if runtime.list().iter().any(|vm| needs_owner(vm)) {
+        if pools.is_any() || runtime.list().iter().any(|vm| needs_owner(vm)) {
             // Whatever changed, look again; so too when events were missed.
             first(clients.changed(), events.recv()).await;
             continue;

@@ -35,6 +35,16 @@ impl Layout {
         imp_runtime::layout::images(&self.data)
     }
 
+    /// Which snapshot a template's name leads to: a record for each name.
+    pub fn template_names(&self) -> PathBuf {
+        self.data.join("template-names")
+    }
+
+    /// A record for each warm pool.
+    pub fn pools(&self) -> PathBuf {
+        self.data.join("pools")
+    }
+
     /// What is on record of VMs; there is none before the first one.
     pub fn vms(&self) -> PathBuf {
         imp_runtime::layout::vms(&self.data)

@@ -7,11 +7,15 @@ mod idle;
 mod lane;
 pub mod layout;
 mod log;
+pub mod name;
+mod pools;
 mod proxy;
+mod records;
 pub mod report;
 pub mod serve;
 mod server;
 pub mod start;
+mod template_names;
 mod under_way;
 pub mod wire;
 

@@ -1,8 +1,11 @@
 //! What an owner reports of its VMs and its machine, as plain types.
 
+use std::time::SystemTime;
+
 use imp_protocol::guest::VitalsResponse;
 use imp_protocol::runtime as wire;
-use imp_runtime::{Check, Verdict};
+use imp_runtime::metering::{self, Memory};
+use imp_runtime::{Check, Digest, Verdict};
 
 /// What one VM uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,12 +17,14 @@ pub struct Usage {
     /// Processor time of the VMM since its start.
     pub host_cpu_nanoseconds: u64,
     pub host_resident_bytes: u64,
-    /// Pages that only this VMM has.
+    /// Pages that only this VMM has, and that are not a snapshot's.
     pub host_private_bytes: u64,
-    /// Pages that other processes have, too.
+    /// Pages of its program that other processes have, too, and those of the snapshot that the VM is made of.
     pub host_shared_bytes: u64,
     /// Its share of all its pages: a page that three have counts a third.
     pub host_proportional_bytes: u64,
+    /// As it is counted where VMs share a snapshot's pages.
+    pub host_memory: Memory,
     /// Allocated blocks of the scratch disk.
     pub scratch_bytes: u64,
     /// What the VM was given.
@@ -33,6 +38,45 @@ pub struct GuestUsage {
     pub network_received_bytes: u64,
     pub network_sent_bytes: u64,
     pub processes: u32,
+}
+
+/// A template as it is listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    pub names: Vec<String>,
+    /// What VMs are made of.
+    pub snapshot: Digest,
+    /// Of all that it was made of; absent: a newer one has been made of the same.
+    pub template: Option<Digest>,
+    /// As whoever made it named it.
+    pub image: String,
+    /// Program and arguments of its main process.
+    pub command: String,
+    pub vmm: String,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    pub scratch_bytes: u64,
+    /// On disk.
+    pub bytes: u64,
+    pub made: SystemTime,
+    pub last_used: SystemTime,
+    /// Ids of the VMs that map its memory, and others that keep it.
+    pub used_by: Vec<String>,
+}
+
+/// A warm pool as it is listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    pub name: String,
+    /// As it was asked for.
+    pub template: String,
+    pub snapshot: Digest,
+    /// VMs that are to wait in it.
+    pub size: u32,
+    /// VMs that do.
+    pub ready: u32,
+    /// Why the last VM could not be prepared.
+    pub failed: Option<String>,
 }
 
 /// One thing that was tried.
@@ -65,10 +109,23 @@ impl From<wire::Usage> for Usage {
             host_private_bytes: usage.host_private_bytes,
             host_shared_bytes: usage.host_shared_bytes,
             host_proportional_bytes: usage.host_proportional_bytes,
+            host_memory: Memory {
+                resident: usage.host_resident_bytes,
+                private_dirty: usage.host_private_dirty_bytes,
+                template: usage.host_common.map(|common| {
+                    let device = (common.device_major, common.device_minor);
+                    (metering::Template { device, inode: common.inode }, common.bytes)
+                }),
+            },
             scratch_bytes: usage.scratch_bytes,
             memory_bytes: usage.memory_bytes,
         }
     }
+}
+
+pub(crate) fn common_to_wire(memory: &Memory) -> Option<wire::CommonPages> {
+    let (metering::Template { device, inode }, bytes) = memory.template?;
+    Some(wire::CommonPages { device_major: device.0, device_minor: device.1, inode, bytes })
 }
 
 pub(crate) fn finding_to_wire(check: Check) -> wire::Check {
@@ -101,6 +158,19 @@ impl From<wire::Check> for Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_vm_shares_crosses_the_wire_unchanged() {
+        let template = metering::Template { device: (254, 1), inode: 7 };
+        let memory = Memory { resident: 30, private_dirty: 10, template: Some((template, 20)) };
+        let there = Usage::from(wire::Usage {
+            host_resident_bytes: 30,
+            host_private_dirty_bytes: 10,
+            host_common: common_to_wire(&memory),
+            ..wire::Usage::default()
+        });
+        assert_eq!(there.host_memory, memory);
+    }
 
     #[test]
     fn a_finding_crosses_the_wire_unchanged() {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use imp_protocol::connection;
+use imp_protocol::runtime::pools_server::PoolsServer;
 use imp_protocol::runtime::runtime_server::RuntimeServer;
+use imp_protocol::runtime::snapshots_server::SnapshotsServer;
 use imp_runtime::spec::BridgeSettings;
 use imp_runtime::{Config, DriverChoice, Runtime};
 use rustix::fs::{FlockOperation, flock};
@@ -25,7 +27,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::client::Identity;
 use crate::layout::{Layout, make_private};
 use crate::log::BoundedLog;
-use crate::server::Server;
+use crate::pools::{self, Pools};
+use crate::server::{self, Server};
+use crate::template_names::TemplateNames;
 use crate::under_way::UnderWay;
 use crate::{idle, lane, proxy};
 
@@ -84,6 +88,8 @@ pub enum Error {
     },
     #[error("the VMs cannot be taken over")]
     Runtime(#[from] imp_runtime::Error),
+    #[error("the pools cannot be taken over")]
+    Pools(#[from] pools::Error),
     #[error("signals cannot be received")]
     Signals(#[source] io::Error),
 }
@@ -122,11 +128,14 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     let (ending, end) = watch::channel(false);
     let ending = Arc::new(ending);
     let under_way = UnderWay::new(Arc::clone(&ending));
+    let pools = Pools::open(layout, runtime.clone(), under_way.clone())?;
     let routes = routes(Server {
         runtime: runtime.clone(),
         identity: settings.identity.clone(),
         ending,
         under_way: under_way.clone(),
+        names: Arc::new(TemplateNames::of(layout)),
+        pools: pools.clone(),
     });
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Signals)?;
     // The terminal of whoever happened to start the owner says nothing to it.
@@ -141,7 +150,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     // Ends with the counting.
     tokio::spawn(idle::rest(clients.clone()));
     let lanes = connections.spawn(lane::serve(lanes, runtime.clone()));
-    let idle = idle::idle(&runtime, clients, settings.idle_after);
+    let idle = idle::idle(&runtime, &pools, clients, settings.idle_after);
     tokio::pin!(idle);
     let mut told = end.clone();
     loop {
@@ -211,7 +220,9 @@ fn listen(path: PathBuf) -> Result<UnixListener, Error> {
 
 fn routes(server: Server) -> Routes {
     let runtime = server.runtime.clone();
-    Routes::new(RuntimeServer::new(server))
+    Routes::new(SnapshotsServer::new(server::snapshots::Snapshots(server.clone())))
+        .add_service(PoolsServer::new(server::pools::Pools(server.clone())))
+        .add_service(RuntimeServer::new(server))
         .add_service(proxy::Proxy::<proxy::Machine>::new(runtime.clone()))
         .add_service(proxy::Proxy::<proxy::Processes>::new(runtime.clone()))
         .add_service(proxy::Proxy::<proxy::Files>::new(runtime.clone()))

@@ -22,9 +22,14 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::attach;
 use crate::candidates::{self, Named};
 use crate::client::Identity;
+use crate::pools::Pools;
 use crate::report;
+use crate::template_names::TemplateNames;
 use crate::under_way::UnderWay;
 use crate::wire as convert;
+
+pub(crate) mod pools;
+pub(crate) mod snapshots;
 
 /// How long a client may take to say what it wants to attach to.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,6 +52,8 @@ pub(crate) struct Server {
     pub(crate) ending: Arc<watch::Sender<bool>>,
     /// What a hand-over waits for.
     pub(crate) under_way: UnderWay,
+    pub(crate) names: Arc<TemplateNames>,
+    pub(crate) pools: Pools,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -79,7 +86,7 @@ impl Service for Server {
     ) -> Result<Response<wire::CreateResponse>, Status> {
         let _step = self.under_way.begin()?;
         let spec = request.into_inner().spec.ok_or_else(|| Status::invalid_argument("no spec"))?;
-        let spec = convert::spec_from_wire(spec).map_err(|error| Status::invalid_argument(chain(&error)))?;
+        let spec = convert::spec_from_wire(spec).map_err(|error| invalid(&error))?;
         let id = self.runtime.create(spec).await.map_err(|error| refusal(&error))?;
         tracing::info!(vm = %id, "created");
         Ok(Response::new(wire::CreateResponse { vm: Some(self.status(&id)?) }))
@@ -282,6 +289,8 @@ impl Server {
             host_private_bytes: host.private_bytes,
             host_shared_bytes: host.shared_bytes,
             host_proportional_bytes: host.proportional_bytes,
+            host_private_dirty_bytes: host.memory.private_dirty,
+            host_common: report::common_to_wire(&host.memory),
             scratch_bytes: host.scratch_bytes,
             memory_bytes: vm.memory.bytes(),
         })
@@ -319,8 +328,8 @@ pub(crate) async fn reach(runtime: &Runtime, id: &VmId) -> Result<GuestHold, Sta
 fn reached(state: State) -> u8 {
     match state {
         State::Created => 0,
-        State::Starting => 1,
-        State::Running => 2,
+        State::Starting | State::Prepared => 1,
+        State::Running | State::Asleep | State::Paused => 2,
         State::Stopping => 3,
         State::Stopped => 4,
     }
@@ -341,7 +350,12 @@ pub(crate) fn resolve(runtime: &Runtime, vm: &str) -> Result<VmId, Status> {
 
 pub(crate) fn lives(state: State) -> bool {
     match state {
-        State::Starting | State::Running | State::Stopping => true,
+        State::Starting
+        | State::Prepared
+        | State::Running
+        | State::Asleep
+        | State::Paused
+        | State::Stopping => true,
         State::Created | State::Stopped => false,
     }
 }
@@ -351,6 +365,9 @@ fn out_of_reach(vm: &VmStatus) -> Option<String> {
     let name = &vm.name;
     match vm.state {
         State::Running => None,
+        State::Prepared => Some(format!("{name} is prepared: only a VM that is activated can be reached")),
+        State::Asleep => Some(format!("{name} stands still for a moment: try again")),
+        State::Paused => Some(format!("{name} is paused: only a VM that runs can be reached")),
         State::Created => Some(format!("{name} has not been started: `imp rm {name}` removes it")),
         State::Starting => Some(format!("{name} is starting: try again when `imp ps` shows it running")),
         State::Stopping => Some(format!("{name} is stopping: only a VM that runs can be reached")),
@@ -369,6 +386,11 @@ fn console_entry(line: &str) -> wire::LogEntry {
     wire::LogEntry { stream: wire::log_entry::Stream::Console.into(), unix_nanoseconds: 0, data }
 }
 
+/// What a client is told that asks for what cannot be.
+fn invalid(error: &(dyn std::error::Error + 'static)) -> Status {
+    Status::invalid_argument(chain(error))
+}
+
 /// What a client is told of an error of the engine.
 pub(crate) fn refusal(error: &imp_runtime::Error) -> Status {
     use imp_runtime::Error;
@@ -380,7 +402,18 @@ pub(crate) fn refusal(error: &imp_runtime::Error) -> Status {
         Error::NotCreated { .. }
         | Error::NotReachable { .. }
         | Error::NotRemoved { .. }
+        | Error::NotPrepared { .. }
+        | Error::NotActivated { .. }
+        | Error::NotSaved { .. }
+        | Error::NotPaused { .. }
+        | Error::NotResumed { .. }
+        | Error::NotSuspended { .. }
+        | Error::HoldsSecrets { .. }
+        | Error::NoSnapshots { .. }
+        | Error::NoVmm { .. }
+        | Error::Snapshots(_)
         | Error::NetworkRefused(_)
+        | Error::NoNetworkLimits { .. }
         | Error::Bridge(_)
         | Error::Kernel(_)
         | Error::Driver(_) => Status::failed_precondition(message),
@@ -391,6 +424,8 @@ pub(crate) fn refusal(error: &imp_runtime::Error) -> Status {
         | Error::Owned { .. }
         | Error::Open { .. }
         | Error::Store(_)
+        | Error::Configuration { .. }
+        | Error::NotDescribed(_)
         | Error::Process(_)
         | Error::Ended => Status::internal(message),
     }

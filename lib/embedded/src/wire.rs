@@ -1,18 +1,22 @@
 //! Conversions between the engine's types and the messages on the owner's socket.
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use imp_protocol::{guest, runtime as wire};
+use imp_protocol::runtime as wire;
 use imp_runtime::spec::{
-    Arguments, BaseDisk, Bytes, CopiedMount, Cpus, DiskSize, Environment, HostName, IpVersions, KernelChoice,
-    Limits, MainProcess, Memory, MountAccess, NotASize, PublishedPort, Stdin, Terminal, VmName, VmSpec,
-    WhenStopped,
+    Bytes, CopiedMount, Cpus, DiskSize, HostName, IpVersions, KernelChoice, Memory, MountAccess, NotASize,
+    PublishedPort, VmName, VmSpec, WhenStopped,
 };
 use imp_runtime::status::{State, VmStatus};
 use imp_runtime::{LogEntry, LogStream};
 
 mod network;
+mod pools;
+mod program;
+mod snapshots;
+
+pub(crate) use pools::*;
+pub(crate) use snapshots::*;
 
 /// A message that lacks something, or holds what no peer of this version sends.
 #[derive(Debug, thiserror::Error)]
@@ -25,47 +29,23 @@ pub enum Error {
     Size(#[from] NotASize),
     #[error("the record of a VM cannot be read")]
     Status(#[source] serde_json::Error),
+    #[error("{0:?} is no digest")]
+    Digest(String),
 }
 
 pub(crate) fn spec_to_wire(spec: &VmSpec) -> wire::VmSpec {
-    let main = &spec.main;
     wire::VmSpec {
         name: spec.name.as_str().to_owned(),
-        base: Some(wire::BaseDisk {
-            image: spec.base.image.clone(),
-            key: spec.base.key.clone(),
-            path: path_text(&spec.base.path),
-        }),
+        base: Some(program::base_to_wire(&spec.base)),
         cpus: spec.cpus.get(),
         memory_bytes: spec.memory.bytes(),
         scratch_bytes: spec.scratch.bytes(),
-        main: Some(guest::ProcessSpec {
-            arguments: main.arguments.iter().map(|argument| argument.to_vec().into()).collect(),
-            environment: main.environment.expose().iter().map(|variable| variable.clone().into()).collect(),
-            user: main.user.clone(),
-            working_directory: main.working_directory.as_slice().to_vec().into(),
-            terminal: main.terminal.as_ref().map(|terminal| guest::Terminal {
-                rows: terminal.rows.into(),
-                columns: terminal.columns.into(),
-                term: terminal.term.clone(),
-            }),
-            stdin: main.stdin == Stdin::Attached,
-            stop_signal: main.stop_signal.clone(),
-            limits: Some(guest::ProcessLimits {
-                open_files: main.open_files.unwrap_or(0),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
+        main: Some(program::main_to_wire(&spec.main)),
         hostname: spec.hostname.as_str().to_owned(),
         network: network::mode_to_wire(spec.network).into(),
         egress: spec.bridge.egress.as_ref().map(network::egress_to_wire),
         ipv6: spec.bridge.versions == IpVersions::Both,
-        ports: spec
-            .ports
-            .iter()
-            .map(|port| wire::PublishedPort { host: port.host.to_string(), guest: port.guest.get().into() })
-            .collect(),
+        ports: spec.ports.iter().map(port_to_wire).collect(),
         mounts: spec
             .mounts
             .iter()
@@ -76,12 +56,7 @@ pub(crate) fn spec_to_wire(spec: &VmSpec) -> wire::VmSpec {
             })
             .collect(),
         labels: spec.labels.clone().into_iter().collect(),
-        limits: Some(wire::Limits {
-            processes: spec.limits.processes.unwrap_or(0),
-            cpu_millis: spec.limits.cpu_millis.unwrap_or(0),
-            disk_bytes_per_second: spec.limits.disk_bytes_per_second.unwrap_or(0),
-            disk_requests_per_second: spec.limits.disk_requests_per_second.unwrap_or(0),
-        }),
+        limits: Some(program::limits_to_wire(&spec.limits)),
         stop_grace_milliseconds: u64::try_from(spec.stop_grace.as_millis()).unwrap_or(u64::MAX),
         kernel: match &spec.kernel {
             KernelChoice::Default => None,
@@ -96,45 +71,20 @@ pub(crate) fn spec_from_wire(spec: wire::VmSpec) -> Result<VmSpec, Error> {
     let network = network::mode_from_wire(spec.network());
     let base = spec.base.ok_or(Error::Field("base"))?;
     let main = spec.main.ok_or(Error::Field("main"))?;
-    let limits = spec.limits.unwrap_or_default();
-    let limit = |number: u32| (number != 0).then_some(number);
-    let rate = |number: u64| (number != 0).then_some(number);
-    let cells = |number: u32| u16::try_from(number).map_err(|_| Error::Field("terminal"));
     Ok(VmSpec {
         name: spec.name.parse::<VmName>()?,
-        base: BaseDisk { image: base.image, key: base.key, path: PathBuf::from(base.path) },
+        base: program::base_from_wire(base),
         cpus: Cpus::new(spec.cpus)?,
         memory: Memory::from_bytes(spec.memory_bytes)?,
         scratch: DiskSize::from_bytes(spec.scratch_bytes)?,
-        main: MainProcess {
-            arguments: Arguments::new(main.arguments)?,
-            environment: Environment::new(main.environment)?,
-            user: main.user,
-            working_directory: Bytes::new(main.working_directory)?,
-            terminal: match main.terminal {
-                None => None,
-                Some(terminal) => Some(Terminal {
-                    rows: cells(terminal.rows)?,
-                    columns: cells(terminal.columns)?,
-                    term: terminal.term,
-                }),
-            },
-            stdin: if main.stdin { Stdin::Attached } else { Stdin::Null },
-            stop_signal: main.stop_signal,
-            open_files: limit(main.limits.unwrap_or_default().open_files),
-        },
+        main: program::main_from_wire(main)?,
         hostname: spec.hostname.parse::<HostName>()?,
         network,
         bridge: network::wishes_from_wire(spec.egress, spec.ipv6)?,
         ports: spec.ports.into_iter().map(port_from_wire).collect::<Result<_, _>>()?,
         mounts: spec.mounts.into_iter().map(mount_from_wire).collect::<Result<_, _>>()?,
         labels: spec.labels.into_iter().collect(),
-        limits: Limits {
-            processes: limit(limits.processes),
-            cpu_millis: limit(limits.cpu_millis),
-            disk_bytes_per_second: rate(limits.disk_bytes_per_second),
-            disk_requests_per_second: rate(limits.disk_requests_per_second),
-        },
+        limits: program::limits_from_wire(spec.limits.unwrap_or_default()),
         stop_grace: Duration::from_millis(spec.stop_grace_milliseconds),
         kernel: match spec.kernel {
             None => KernelChoice::Default,
@@ -143,6 +93,10 @@ pub(crate) fn spec_from_wire(spec: wire::VmSpec) -> Result<VmSpec, Error> {
         },
         when_stopped: if spec.remove_when_stopped { WhenStopped::Remove } else { WhenStopped::Keep },
     })
+}
+
+fn port_to_wire(port: &PublishedPort) -> wire::PublishedPort {
+    wire::PublishedPort { host: port.host.to_string(), guest: port.guest.get().into() }
 }
 
 fn port_from_wire(port: wire::PublishedPort) -> Result<PublishedPort, Error> {
@@ -178,6 +132,9 @@ pub(crate) fn state_to_wire(state: State) -> wire::State {
     match state {
         State::Created => wire::State::Created,
         State::Starting => wire::State::Starting,
+        State::Prepared => wire::State::Prepared,
+        State::Asleep => wire::State::Asleep,
+        State::Paused => wire::State::Paused,
         State::Running => wire::State::Running,
         State::Stopping => wire::State::Stopping,
         State::Stopped => wire::State::Stopped,
@@ -188,6 +145,9 @@ pub(crate) fn state_from_wire(state: wire::State) -> State {
     match state {
         wire::State::Created => State::Created,
         wire::State::Starting => State::Starting,
+        wire::State::Prepared => State::Prepared,
+        wire::State::Asleep => State::Asleep,
+        wire::State::Paused => State::Paused,
         wire::State::Running => State::Running,
         wire::State::Stopping => State::Stopping,
         wire::State::Stopped => State::Stopped,
@@ -213,6 +173,8 @@ pub(crate) fn time(nanoseconds: u64) -> SystemTime {
 
 #[cfg(test)]
 mod tests {
+    use imp_runtime::spec::{Arguments, BaseDisk, Environment, Limits, MainProcess, Stdin, Terminal};
+
     use super::*;
 
     fn spec() -> VmSpec {
@@ -250,6 +212,8 @@ mod tests {
                 cpu_millis: Some(2),
                 disk_bytes_per_second: Some(3),
                 disk_requests_per_second: Some(4),
+                network_bytes_per_second: Some(5),
+                network_packets_per_second: Some(6),
             },
             stop_grace: Duration::from_millis(1500),
             kernel: KernelChoice::File("/boot/vmlinux".into()),

@@ -13,7 +13,12 @@ pub mod signal;
 
 /// Messages and services between a host and the agent inside a VM.
 pub mod guest {
-    #![expect(clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated code")]
+    #![expect(
+        clippy::allow_attributes,
+        clippy::allow_attributes_without_reason,
+        clippy::large_enum_variant,
+        reason = "generated code"
+    )]
     tonic::include_proto!("imp.guest.v1");
 }
 

@@ -160,6 +160,19 @@ mod tests {
     }
 
     #[test]
+    fn many_more_vms_of_a_snapshot_are_admitted_than_could_all_be_written_to() {
+        let memory = 256 * MIB;
+        let need = Need { memory: private_estimate(memory) + 16 * MIB, cpus: 1, scratch: GIB };
+        let mut machine = Machine { memory_available: 8 * GIB, ..machine() };
+        while machine.admit(need).is_ok() {
+            machine.memory_committed += need.memory;
+            machine.vms += 1;
+        }
+        assert!(machine.vms >= 50, "{}", machine.vms);
+        assert!(u64::from(machine.vms) * memory > machine.memory_total);
+    }
+
+    #[test]
     fn a_refusal_has_numbers_and_says_what_to_do() {
         let text = Machine { memory_available: GIB, ..machine() }.admit(need()).unwrap_err().to_string();
         assert!(text.contains("1024 MiB") && text.contains("-m"), "{text}");

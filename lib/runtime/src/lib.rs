@@ -35,6 +35,6 @@ pub use id::{NotAVmId, VmId};
 pub use imp_storage::blob::digest::Digest;
 pub use logs::{LogEnd, LogEntry, LogQuery, LogReader, LogStream};
 pub use network::Refused as NetworkRefused;
-pub use runtime::{Config, Error, ForkRequest, Forked, Runtime, VmReference, WithSecrets};
+pub use runtime::{Config, Error, ForkRequest, Forked, Runtime, Suspended, VmReference, WithSecrets};
 pub use vm::{NotActivated, RestError};
 pub use vmm::drivers::DriverChoice;

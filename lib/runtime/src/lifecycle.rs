@@ -120,6 +120,8 @@ pub(crate) enum After {
     GoOn,
     /// It was there for the snapshot alone.
     End,
+    /// It stands still until the snapshot is safe, and then ends.
+    Keep,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,18 +3,29 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The file that holds a snapshot's memory: the same for every machine that is made of it, by whatever path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Template {
     pub device: (u32, u32),
     pub inode: u64,
 }
 
+impl Template {
+    /// None: the file is not there any more.
+    pub(crate) fn of(memory: &Path) -> Option<Self> {
+        let file = fs::metadata(memory).ok()?;
+        let device = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+        Some(Self { device, inode: file.ino() })
+    }
+}
+
 /// What one VMM's process has in memory, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     pub resident: u64,
     /// Written by this process: nobody else's.
@@ -24,27 +35,17 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a process, whose guest's memory is a private mapping of `template`, if it is made of one.
-    pub(crate) fn of(pid: u32, template: Option<Template>) -> std::io::Result<Self> {
-        Ok(Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps"))?, template))
-    }
-
-    /// From the format of /proc/PID/smaps. What it does not say is zero.
+    /// From the format of /proc/PID/smaps, of a process whose guest's memory is a private mapping of `template`, if it is made
+    /// of one. What the text does not say is zero.
     pub(crate) fn parse(smaps: &str, template: Option<Template>) -> Self {
         let mut memory = Self { template: template.map(|template| (template, 0)), ..Self::default() };
-        let mut of_template = false;
-        for line in smaps.lines() {
-            if let Some(file) = mapping(line) {
-                of_template = file.is_some() && file == template;
-                continue;
-            }
-            let Some((name, value)) = line.split_once(':') else { continue };
-            let Some(bytes) = kilobytes(value) else { continue };
+        for Field { file, name, bytes } in fields(smaps) {
             match name {
                 "Rss" => memory.resident += bytes,
                 "Private_Dirty" => memory.private_dirty += bytes,
                 _ => {}
             }
+            let of_template = file.is_some() && file == template;
             if let Some((_, pages)) = memory.template.as_mut().filter(|_| of_template) {
                 match name {
                     "Rss" => *pages += bytes,
@@ -61,6 +62,32 @@ impl Memory {
     fn shared(self) -> u64 {
         self.resident.saturating_sub(self.private_dirty)
     }
+}
+
+/// Bytes of a snapshot's own pages that only this process has now: nobody else happens to have touched them.
+pub(crate) fn only_here(smaps: &str, template: Template) -> u64 {
+    let own = |field: &Field<'_>| field.file == Some(template) && field.name == "Private_Clean";
+    fields(smaps).filter(own).map(|field| field.bytes).sum()
+}
+
+/// A line of a mapping.
+struct Field<'a> {
+    file: Option<Template>,
+    name: &'a str,
+    bytes: u64,
+}
+
+/// From the format of /proc/PID/smaps.
+fn fields(smaps: &str) -> impl Iterator<Item = Field<'_>> {
+    let mut of = None;
+    smaps.lines().filter_map(move |line| {
+        if let Some(file) = mapping(line) {
+            of = file;
+            return None;
+        }
+        let (name, value) = line.split_once(':')?;
+        Some(Field { file: of, name, bytes: kilobytes(value)? })
+    })
 }
 
 /// The file of a line that begins a mapping: "START-END perms offset major:minor inode path"; `None` within for one of
@@ -189,13 +216,16 @@ Private_Dirty:        64 kB
         assert_eq!(memory.resident, (40_960 + 1024 + 64) << 10);
         assert_eq!(memory.private_dirty, (8192 + 64) << 10);
         assert_eq!(memory.template, Some((TEMPLATE, (40_960 - 8192) << 10)));
+        assert_eq!(only_here(smaps, TEMPLATE), 2048 << 10);
+        assert_eq!((only_here(smaps, OTHER), only_here("", TEMPLATE)), (0, 0));
         assert_eq!(Memory::parse(smaps, None).template, None);
         assert_eq!(Memory::parse("", Some(TEMPLATE)).template, Some((TEMPLATE, 0)));
     }
 
     #[test]
     fn the_kernel_s_own_text_is_read() {
-        let memory = Memory::of(std::process::id(), None).unwrap();
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let memory = Memory::parse(&smaps, None);
         assert!(memory.resident > memory.private_dirty && memory.private_dirty > 0, "{memory:?}");
     }
 

@@ -17,6 +17,12 @@ pub enum Error {
         #[source]
         source: Box<store::Error>,
     },
+    #[error("what is kept by {by} cannot be let go")]
+    LetGo {
+        by: String,
+        #[source]
+        source: Box<store::Error>,
+    },
     #[error("the disk of VM {id} cannot be let go")]
     Unpin {
         id: VmId,
@@ -37,6 +43,17 @@ pub(crate) fn pin_snapshot(store: &Store, snapshot: &Digest, id: &VmId) -> Resul
     store
         .pin(snapshot, &owner(id))
         .map_err(|source| Error::Pin { key: snapshot.to_string(), source: Box::new(source) })
+}
+
+/// A snapshot for somebody who is no VM.
+pub(crate) fn pin_for(store: &Store, snapshot: &Digest, by: &str) -> Result<(), Error> {
+    store
+        .pin(snapshot, by)
+        .map_err(|source| Error::Pin { key: snapshot.to_string(), source: Box::new(source) })
+}
+
+pub(crate) fn unpin_for(store: &Store, by: &str) -> Result<(), Error> {
+    store.unpin_all(by).map_err(|source| Error::LetGo { by: by.to_owned(), source: Box::new(source) })
 }
 
 pub(crate) fn unpin(store: &Store, id: &VmId) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use imp_storage::snapshots::{Description, Error, Host};
 use imp_storage::store::Store;
 use serde::{Deserialize, Serialize};
 
+use crate::id::VmId;
 use crate::ledger::{Origin, Record};
 use crate::spec::VmSpec;
 use crate::status::{AgentFacts, DriverFacts, KernelFacts, Secrets};
@@ -18,6 +19,8 @@ use crate::template::cpu;
 /// The configuration of a snapshot's manifest. Without the environment of its main process, which lives on in the guest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Configuration {
+    /// Whose memory it is.
+    pub vm: VmId,
     pub spec: VmSpec,
     pub kernel: KernelFacts,
     pub agent: AgentFacts,
@@ -55,7 +58,9 @@ pub(crate) fn description(
     let mut spec = record.spec.clone();
     // Whatever the default is by then.
     spec.kernel = record.status.kernel.choice();
+    spec.network = Some(record.status.network.mode);
     let configuration = Configuration {
+        vm: record.status.id.clone(),
         spec,
         kernel: record.status.kernel.clone(),
         agent: agent.clone(),
@@ -94,16 +99,13 @@ pub(crate) fn read_ahead(memory: &Path) {
     }
 }
 
-/// Removes the snapshot of a fork when nothing is made of it any more.
+/// Removes the snapshot of a fork, or of a VM that was suspended and went on, when nothing is made of it any more.
 pub(crate) fn remove_unused(store: &Store, digest: &Digest) -> Result<(), Box<Error>> {
     let snapshots = store.snapshots();
-    let is_fork = match snapshots.manifest(digest) {
-        Ok(manifest) => manifest.description.kind == Kind::Fork,
+    match snapshots.manifest(digest).map(|manifest| manifest.description.kind) {
+        Ok(Kind::Fork | Kind::Suspend) => {}
         // Whoever was faster, or what is damaged.
-        Err(_) => false,
-    };
-    if !is_fork {
-        return Ok(());
+        Ok(Kind::Template) | Err(_) => return Ok(()),
     }
     match snapshots.remove(digest) {
         Ok(_) | Err(Error::InUse { .. } | Error::NoSnapshot(_)) => Ok(()),
@@ -111,12 +113,20 @@ pub(crate) fn remove_unused(store: &Store, digest: &Digest) -> Result<(), Box<Er
     }
 }
 
-/// Removes the snapshots of forks whose owner ended before there was a child.
-pub(crate) fn remove_orphans(store: &Store) -> Result<(), Box<Error>> {
-    let forks = store.snapshots().list().map_err(Box::new)?;
-    let forks = forks.iter().filter(|snapshot| snapshot.manifest.description.kind == Kind::Fork);
-    for orphan in forks.filter(|snapshot| snapshot.pinned_by.is_empty()) {
-        remove_unused(store, &orphan.digest)?;
+/// Removes what an owner left that was killed: snapshots of forks before there was a child, and of VMs that were to be
+/// suspended and live on.
+pub(crate) fn remove_orphans(store: &Store, living: &[&VmId]) -> Result<(), Box<Error>> {
+    for snapshot in store.snapshots().list().map_err(Box::new)? {
+        let description = snapshot.manifest.description;
+        let is_orphan = match description.kind {
+            Kind::Template => false,
+            Kind::Fork => true,
+            Kind::Suspend => serde_json::from_value::<Configuration>(description.configuration)
+                .is_ok_and(|configuration| living.contains(&&configuration.vm)),
+        };
+        if is_orphan && snapshot.pinned_by.is_empty() {
+            remove_unused(store, &snapshot.digest)?;
+        }
     }
     Ok(())
 }

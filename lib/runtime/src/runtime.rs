@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use imp_storage::blob::digest::Digest;
+use imp_storage::snapshots::Part;
 use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::admission::{Machine, Need, Refusal};
@@ -15,6 +16,7 @@ use crate::id::VmId;
 use crate::ledger;
 use crate::lifecycle::Input;
 use crate::logs::{self, LogQuery, LogReader};
+use crate::metering::Template;
 use crate::spec::{BridgeSettings, NetworkMode, VmName};
 use crate::status::{Event, Outcome, State, Usage, VmStatus};
 use crate::usage::{self, Commitment};
@@ -24,13 +26,16 @@ use crate::{boot, console, network, pins, process, vmm};
 
 mod create;
 mod fork;
+mod keep;
 mod open;
 mod reach;
 mod rest;
 mod restore;
+mod suspend;
 
 pub(crate) use create::New;
 pub use fork::{ForkRequest, Forked, WithSecrets};
+pub use suspend::Suspended;
 
 /// Where things are.
 #[derive(Debug, Clone)]
@@ -131,6 +136,8 @@ pub enum Error {
         #[source]
         source: vm::RestError,
     },
+    #[error("{snapshot} is not a suspended VM, or goes on already")]
+    NotSuspended { snapshot: Digest },
     #[error("VM {id} holds secrets, which each child would have, too: fork it --with-secrets if they may")]
     HoldsSecrets { id: VmId },
     #[error("{driver} makes no snapshots here")]
@@ -307,9 +314,18 @@ impl Runtime {
     }
 
     pub async fn usage(&self, id: &VmId) -> Result<Usage, Error> {
-        let pid = self.handle(id)?.status.borrow().vmm_pid;
-        let layout = self.shared.context.layout.vm(id);
-        tokio::task::spawn_blocking(move || usage::of_vm(&layout, pid)).await.map_err(|_| Error::Ended)
+        let (vmm_pid, made_of) = {
+            let handle = self.handle(id)?;
+            let status = handle.status.borrow();
+            (status.vmm_pid, status.made_of)
+        };
+        let context = Arc::clone(self.context());
+        let layout = context.layout.vm(id);
+        let look = move || {
+            let memory = made_of.map(|snapshot| context.store.snapshots().place(&snapshot, Part::Memory));
+            usage::of_vm(&layout, vmm_pid, memory.and_then(|path| Template::of(&path)))
+        };
+        tokio::task::spawn_blocking(look).await.map_err(|_| Error::Ended)
     }
 
     /// Networks that a new VM can be given here, besides none.

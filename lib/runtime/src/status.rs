@@ -9,6 +9,7 @@ use imp_storage::blob::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::id::VmId;
+use crate::metering;
 use crate::spec::{CopiedMount, Cpus, DiskSize, Egress, Memory, NetworkMode, VmName};
 
 /// Everything `inspect` shows.
@@ -292,9 +293,11 @@ pub struct Usage {
     /// Processor time of the VMM since its start.
     pub cpu_nanoseconds: u64,
     pub resident_bytes: u64,
-    /// Pages that only this VMM has.
+    /// As it is counted where VMs share a snapshot's pages.
+    pub memory: metering::Memory,
+    /// Pages that only this VMM has, and that are not a snapshot's.
     pub private_bytes: u64,
-    /// Pages that other processes have, too: of its program, and of what VMs were restored from.
+    /// Pages of its program that other processes have, too, and those of the snapshot that the VM is made of.
     pub shared_bytes: u64,
     /// Its proportional share of all its pages.
     pub proportional_bytes: u64,

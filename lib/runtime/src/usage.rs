@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::admission::Machine;
 use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
+use crate::metering::{self, Memory, Template};
 use crate::status::Usage;
 
 const KIB: u64 = 1 << 10;
@@ -61,16 +62,28 @@ fn threads_available() -> u64 {
 }
 
 /// What one VM takes; parts that cannot be read are zero, as when the VMM has just ended.
-pub(crate) fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>) -> Usage {
+///
+/// `template`: of the snapshot that the VM is made of. Its pages are shared, also while nobody else has touched them.
+pub(crate) fn of_vm(vm: &VmLayout, vmm_pid: Option<u32>, template: Option<Template>) -> Usage {
     let read = |name: &str| {
         vmm_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/{name}")).ok()).unwrap_or_default()
     };
-    let pages = Pages::parse(&read("smaps_rollup"));
+    let rollup = read("smaps_rollup");
+    let pages = Pages::parse(&rollup);
+    // A line for each mapping is what it takes to tell a snapshot's pages from others.
+    let (memory, only_here) = match template {
+        None => (Memory::parse(&rollup, None), 0),
+        Some(template) => {
+            let smaps = read("smaps");
+            (Memory::parse(&smaps, Some(template)), metering::only_here(&smaps, template))
+        }
+    };
     Usage {
+        memory,
         cpu_nanoseconds: cpu_nanoseconds(&read("stat")).unwrap_or(0),
         resident_bytes: pages.resident,
-        private_bytes: pages.private,
-        shared_bytes: pages.shared,
+        private_bytes: pages.private.saturating_sub(only_here),
+        shared_bytes: pages.shared + only_here,
         proportional_bytes: pages.proportional,
         scratch_bytes: allocated(&vm.scratch()),
         log_bytes: allocated(&vm.console())
@@ -173,7 +186,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let layout = Layout::new(directory.path().into(), directory.path().join("run"));
         let vm = layout.vm(&crate::VmId::from_random([1; 8]));
-        let usage = of_vm(&vm, Some(std::process::id()));
+        let usage = of_vm(&vm, Some(std::process::id()), None);
+        assert!(usage.memory.resident > 0 && usage.memory.private_dirty > 0);
         assert!(usage.resident_bytes > 1 << 20 && usage.private_bytes <= usage.resident_bytes);
         assert_eq!(usage.private_bytes + usage.shared_bytes, usage.resident_bytes);
         let commitment = Commitment { memory: 5, scratch: 7, vmm_pid: Some(std::process::id()) };

@@ -35,7 +35,7 @@ mod prepare;
 mod record;
 mod steps;
 
-pub(crate) use asks::{Activation, Save, Saved};
+pub(crate) use asks::{Activation, Becomes, Save, Saved};
 pub use asks::{NotActivated, RestError};
 pub(crate) use imp_protocol::causes::chain;
 pub(crate) use message::{Handle, Message, NotRemoved, Prepared};

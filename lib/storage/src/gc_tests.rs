@@ -172,4 +172,38 @@ proptest! {
             }
         }
     }
+
+    #[test]
+    fn no_snapshot_that_stays_loses_its_disk_and_the_limit_is_met_if_it_can_be(
+        snapshots in prop::collection::vec((0u64..6, 0u8..4), 0..6),
+        disks in prop::collection::vec(0u64..6, 0..4),
+        held in prop::collection::vec(0usize..6, 0..3),
+        limit in 0u64..7000,
+    ) {
+        let names: Vec<String> = (0..disks.len()).map(|name| name.to_string()).collect();
+        let disks: Vec<(&str, u64)> = names.iter().map(String::as_str).zip(disks.iter().copied()).collect();
+        let held: Vec<String> = held.iter().map(|number| format!("snapshot{number}")).collect();
+        let held: Vec<&str> = held.iter().map(String::as_str).collect();
+        let mut all = listing(&[], &disks, &[], &held);
+        all.snapshots = snapshots
+            .iter()
+            .enumerate()
+            .map(|(number, (used, disk))| snapshot(&format!("snapshot{number} {used} {disk}")))
+            .collect();
+        for goal in [Goal::Fit { limit }, Goal::Unnamed, Goal::Unused] {
+            let plan = plan(&all, &goal);
+            prop_assert!(plan.snapshots.iter().all(|gone| !all.held.contains(gone)));
+            let staying = all.snapshots.iter().filter(|it| !plan.snapshots.contains(&it.digest));
+            for snapshot in staying.clone() {
+                prop_assert!(!plan.disks.contains(&snapshot.base.unwrap()));
+            }
+            if let Goal::Fit { limit } = goal {
+                let total = all.snapshots.len() as u64 * 1000 + all.disks.len() as u64 * 100;
+                let needed: BTreeSet<Digest> = staying.clone().filter_map(|it| it.base).collect();
+                let movable = staying.clone().any(|it| !all.held.contains(&it.digest))
+                    || all.disks.iter().any(|disk| !needed.contains(&disk.key) && !plan.disks.contains(&disk.key));
+                prop_assert!(total - plan.bytes <= limit || !movable);
+            }
+        }
+    }
 }

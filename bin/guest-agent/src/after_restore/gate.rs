@@ -1,16 +1,33 @@
 //! Whether the machine is awake, for all that must not happen while it sleeps.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, watch};
+use tokio::time::Instant;
 use tonic::Status;
 
-#[derive(Debug, Default)]
+/// A connection that broke with a snapshot may be seen to have broken so long after the machine woke.
+const SEEN: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
 pub(crate) struct Gate {
-    asleep: AtomicBool,
+    state: watch::Sender<State>,
     /// Held for reading by each start of a process: one that has begun is in its cgroup before that freezes.
     starts: Arc<RwLock<()>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// Since when, if it has ever slept.
+    Awake(Option<Instant>),
+    Asleep,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self { state: watch::Sender::new(State::Awake(None)), starts: Arc::default() }
+    }
 }
 
 /// A process may be started while this lives.
@@ -22,12 +39,12 @@ pub(crate) struct Start {
 impl Gate {
     /// Refuses what a machine that sleeps does not serve.
     pub(crate) fn check(&self) -> Result<(), Status> {
-        if self.asleep.load(Ordering::Acquire) {
-            return Err(Status::unavailable(
+        match *self.state.borrow() {
+            State::Awake(_) => Ok(()),
+            State::Asleep => Err(Status::unavailable(
                 "the machine is asleep for a snapshot, or was made of one; it serves this after `Restore.Wake`",
-            ));
+            )),
         }
-        Ok(())
     }
 
     pub(crate) async fn start(&self) -> Result<Start, Status> {
@@ -36,14 +53,28 @@ impl Gate {
         Ok(Start { _guard: guard })
     }
 
+    /// Whether a stream that breaks now does so because of a snapshot, and not because its host is gone.
+    pub(crate) fn excuses_a_break(&self) -> bool {
+        match *self.state.borrow() {
+            State::Awake(since) => since.is_some_and(|since| since.elapsed() < SEEN),
+            State::Asleep => true,
+        }
+    }
+
+    pub(crate) async fn awake(&self) {
+        let mut state = self.state.subscribe();
+        // An error says that nobody can put it to sleep any more.
+        let _ = state.wait_for(|state| matches!(state, State::Awake(_))).await;
+    }
+
     /// Returns when no process is being started any more.
     pub(super) async fn close(&self) {
-        self.asleep.store(true, Ordering::Release);
+        self.state.send_replace(State::Asleep);
         drop(self.starts.write().await);
     }
 
     pub(super) fn open(&self) {
-        self.asleep.store(false, Ordering::Release);
+        self.state.send_replace(State::Awake(Some(Instant::now())));
     }
 }
 
@@ -68,5 +99,18 @@ mod tests {
         assert_eq!(gate.start().await.unwrap_err().code(), tonic::Code::Unavailable);
         gate.open();
         gate.start().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_break_near_a_snapshot_is_excused() {
+        let gate = Gate::default();
+        assert!(!gate.excuses_a_break());
+        gate.close().await;
+        assert!(gate.excuses_a_break());
+        gate.open();
+        gate.awake().await;
+        assert!(gate.excuses_a_break());
+        tokio::time::advance(SEEN).await;
+        assert!(!gate.excuses_a_break());
     }
 }

@@ -62,7 +62,8 @@ pub(super) fn repair(
     }
     let joined = surroundings.cgroup.as_deref().map(open_cgroup).transpose().map_err(Error::Cgroup)?;
     let environment = environment(generation, variables);
-    let result = hooks.into_iter().try_for_each(|path| run(path, &environment, joined.as_ref(), surroundings));
+    let result =
+        hooks.into_iter().try_for_each(|path| run(path, &environment, joined.as_ref(), surroundings));
     if let Some(cgroup) = &surroundings.cgroup {
         let _ = fs::write(cgroup.join("cgroup.kill"), "1");
     }

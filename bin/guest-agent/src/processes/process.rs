@@ -42,6 +42,8 @@ pub(crate) struct Process {
     pub(crate) stop_signal: Option<Number>,
     journal: Arc<Journal>,
     exit: watch::Sender<Option<ExitStatus>>,
+    /// Streams of hosts that it has.
+    holders: watch::Sender<u32>,
     /// Gone once the process has ended.
     connections: Mutex<Connections>,
 }
@@ -53,6 +55,16 @@ struct Connections {
     terminal: Option<OwnedFd>,
     /// Of the main process; an image's init, which is PID 1, needs none.
     pidfd: Option<OwnedFd>,
+}
+
+/// A stream that a process is held by.
+#[derive(Debug)]
+pub(crate) struct Holder(Arc<Process>);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.holders.send_modify(|holders| *holders -= 1);
+    }
 }
 
 #[derive(Debug)]
@@ -110,6 +122,7 @@ impl Process {
             stop_signal: launch.stop_signal,
             journal,
             exit: watch::Sender::new(None),
+            holders: watch::Sender::new(0),
             connections: Mutex::new(Connections { stdin, terminal, pidfd: Some(signalled) }),
         });
         reservation.fill(Arc::clone(&process));
@@ -153,6 +166,7 @@ impl Process {
             stop_signal,
             journal,
             exit: watch::Sender::new(None),
+            holders: watch::Sender::new(0),
             connections: Mutex::default(),
         });
         reservation.fill(Arc::clone(&process));
@@ -161,6 +175,18 @@ impl Process {
 
     pub(crate) fn exit(&self) -> Option<ExitStatus> {
         self.exit.borrow().clone()
+    }
+
+    /// Counts a stream for as long as it lives.
+    pub(crate) fn hold(self: &Arc<Self>) -> Holder {
+        self.holders.send_modify(|holders| *holders += 1);
+        Holder(Arc::clone(self))
+    }
+
+    /// Whether a stream holds it, or comes to hold it in time.
+    pub(crate) async fn is_held_within(&self, time: Duration) -> bool {
+        let mut holders = self.holders.subscribe();
+        tokio::time::timeout(time, holders.wait_for(|holders| *holders > 0)).await.is_ok()
     }
 
     /// Waits for the end of the process.

@@ -14,6 +14,7 @@ use imp_protocol::guest::files_client::FilesClient;
 use imp_protocol::guest::machine_client::MachineClient;
 use imp_protocol::guest::ports_client::PortsClient;
 use imp_protocol::guest::processes_client::ProcessesClient;
+use imp_protocol::guest::restore_client::RestoreClient;
 use imp_protocol::guest::{ExecInput, ExecOutput, ExitStatus, ProcessSpec};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -76,6 +77,10 @@ impl Host {
 
     pub(crate) fn machine(&self) -> MachineClient<Connection> {
         MachineClient::new(self.connection.clone())
+    }
+
+    pub(crate) fn restore(&self) -> RestoreClient<Connection> {
+        RestoreClient::new(self.connection.clone())
     }
 
     pub(crate) async fn exec(&self, spec: ProcessSpec) -> Exec {

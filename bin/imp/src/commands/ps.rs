@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use clap::Args;
-use imp_runtime::status::{Outcome as VmOutcome, State, VmStatus};
+use imp_runtime::status::{Outcome as VmOutcome, Secrets, State, VmStatus};
 use serde::Serialize;
 
 use crate::context::Context;
@@ -38,6 +38,10 @@ pub(crate) struct Shown {
     ended: Option<String>,
     ports: Vec<String>,
     labels: BTreeMap<String, String>,
+    /// Digest of the snapshot that it was made of; absent: it booted.
+    made_of: Option<String>,
+    /// Whether its guest was given secrets, or comes from one that was.
+    holds_secrets: bool,
     #[serde(skip)]
     status: String,
     #[serde(skip)]
@@ -64,6 +68,8 @@ impl Shown {
                 .map(|port| format!("{}->{}/tcp", port.host, port.guest))
                 .collect(),
             labels: vm.labels.clone(),
+            made_of: vm.made_of.map(|snapshot| snapshot.to_string()),
+            holds_secrets: vm.secrets == Secrets::Held,
             status: status(vm, now),
             age: show_age(vm.created, now),
         }
@@ -96,9 +102,15 @@ fn status(vm: &VmStatus, now: SystemTime) -> String {
     }
 }
 
+/// The first digits of a digest.
+fn short(digest: &str) -> &str {
+    let hex = digest.trim_start_matches("sha256:");
+    hex.get(..12).unwrap_or(hex)
+}
+
 impl Row for Shown {
     const HEADINGS: &'static [&'static str] =
-        &["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS", "PORTS"];
+        &["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS", "MADE OF", "PORTS"];
 
     fn cells(&self) -> Vec<String> {
         let command = self.command.join(" ");
@@ -114,6 +126,7 @@ impl Row for Shown {
             command,
             self.age.clone(),
             self.status.clone(),
+            self.made_of.as_deref().map_or("-", short).to_owned(),
             self.ports.join(", "),
         ]
     }

@@ -1,11 +1,12 @@
 //! `imp run`: image, VM, program, exit status.
 
 mod begin;
-mod env_file;
+pub(crate) mod env_file;
 mod explain;
 pub(crate) mod flags;
-mod names;
-mod spec;
+pub(crate) mod names;
+mod restored;
+pub(crate) mod spec;
 #[cfg(test)]
 mod spec_tests;
 mod timings;
@@ -18,12 +19,12 @@ use anyhow::{Context as _, bail};
 use imp_embedded::Owner;
 use imp_embedded::client::{Attached, AttachedStdin, Attachment, Running};
 use imp_protocol::process::Exit;
-use imp_runtime::spec::{BaseDisk, CopiedMount, Terminal, VmSpec};
+use imp_runtime::spec::{BaseDisk, CopiedMount, KernelChoice, Terminal, VmSpec};
 use imp_runtime::status::{Outcome as VmOutcome, Stage, State, VmStatus};
 use imp_storage::image::config::ImageConfig;
 use tokio::signal::unix::SignalKind;
 
-use begin::{Asked, Found};
+use begin::{Asked, Begun, Found};
 pub(crate) use explain::explain;
 pub(crate) use flags::Run;
 use timings::Timings;
@@ -49,6 +50,9 @@ impl Run {
             bail!("-t with -i needs a terminal, and the input is none; leave -t out to pipe something in");
         }
         let mut timings = Timings::start();
+        if let Some(origin) = restored::Origin::of(&self) {
+            return context.block_on(self.run_restored(context, origin, timings))?;
+        }
         let prepared = self.prepare(context, &mut timings)?;
         context.block_on(self.run_vm(context, prepared, timings))?
     }
@@ -59,7 +63,7 @@ impl Run {
         let image = image.context("the image's name is not UTF-8")?;
         let detail = if self.quiet { Detail::Quiet } else { Detail::Shown };
         let store = context.store()?;
-        let taken = source::take(&store, image, self.pull.into(), detail)?;
+        let taken = source::take(&store, image, self.machine.pull.into(), detail)?;
         let config: ImageConfig = store.inspect(&taken)?;
         timings.stage("image found");
         let display = crate::progress::Display::new(detail);
@@ -74,16 +78,11 @@ impl Run {
     }
 
     fn spec(&self, context: &Context, config: &ImageConfig, base: BaseDisk) -> anyhow::Result<VmSpec> {
-        let env_files: Vec<Vec<_>> =
-            self.env_file.iter().map(|path| env_file::read(path)).collect::<Result<_, _>>()?;
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .context("the kernel has no random bytes")?;
         let world = spec::World {
             defaults: &context.settings.run,
             base,
-            made_up_name: names::name(random),
-            env_files: env_files.concat(),
+            made_up_name: names::made_up()?,
+            env_files: self.variables.of_files()?,
             host_env: &|name| std::env::var_os(name),
             mounts: self.mounts()?,
             terminal: terminal::size().map(|size| Terminal {
@@ -92,11 +91,8 @@ impl Run {
                 term: size.term,
             }),
         };
-        let mut spec = spec::spec(self, config, world)?;
-        if let imp_runtime::spec::KernelChoice::File(path) = &mut spec.kernel {
-            *path = absolute(path, "the kernel")?;
-        }
-        Ok(spec)
+        let spec = spec::spec(self, config, world)?;
+        Ok(VmSpec { kernel: with_absolute_path(spec.kernel)?, ..spec })
     }
 
     fn mounts(&self) -> anyhow::Result<Vec<CopiedMount>> {
@@ -181,30 +177,6 @@ impl Run {
         Ok(code)
     }
 
-    /// Has the VM started, unless somebody was asked to already.
-    async fn begin(
-        &self,
-        owner: &Owner,
-        vm: &VmStatus,
-        asked: &mut Asked,
-    ) -> Result<Begun, imp_embedded::client::Error> {
-        let id = vm.id.as_str();
-        let begun = if self.detach {
-            Begun::Detached
-        } else {
-            // Attached before the start: nothing of the output is missed.
-            let attached = owner.attach(id, self.attachment(0)).await?;
-            // Asked for beside the run: a VM with --rm is gone in the end.
-            let running = self.timings.then(|| tokio::spawn(until_running(owner.clone(), id.to_owned())));
-            Begun::Attached(Box::new(attached), running)
-        };
-        if *asked == Asked::NotYet {
-            *asked = Asked::ToStart;
-            owner.start(id).await?;
-        }
-        Ok(begun)
-    }
-
     /// Waits until the program runs: what cannot be started is this command's failure.
     async fn leave_running(&self, owner: &Owner, vm: &VmStatus) -> anyhow::Result<u8> {
         let mut status = owner.wait(vm.id.as_str(), State::Running).await?;
@@ -235,14 +207,20 @@ impl Run {
         }
     }
 
-    fn attachment(&self, offset: u64) -> Attachment {
+    /// Output from this position on; absent: from now on.
+    fn attachment(&self, from_offset: Option<u64>) -> Attachment {
         let stdin = match (self.interactive, self.tty) {
             (false, _) => AttachedStdin::None,
             // A terminal is left and come back to.
             (true, true) => AttachedStdin::Shared,
             (true, false) => AttachedStdin::Once,
         };
-        Attachment { stdin, from_offset: Some(offset) }
+        Attachment { stdin, from_offset }
+    }
+
+    /// Where the output goes on for another owner; what of it was there before a snapshot is not counted here.
+    fn offset(&self, written: &Written) -> Option<u64> {
+        restored::Origin::of(self).is_none().then_some(written.bytes)
     }
 
     async fn foreground(
@@ -273,7 +251,7 @@ impl Run {
                         kind = interrupts.next() => return Ok(left_running(vm, kind)),
                     };
                     program = Program::Main(Box::new(
-                        owner.attach(vm.id.as_str(), self.attachment(written.bytes)).await?,
+                        owner.attach(vm.id.as_str(), self.attachment(self.offset(written))).await?,
                     ));
                     continue;
                 }
@@ -326,13 +304,6 @@ impl Run {
             End::BrokenPipe => Err(crate::exit::nobody_reads().into()),
         }
     }
-}
-
-/// How this command is with a VM that is about to run.
-enum Begun {
-    Detached,
-    /// With the stages of its start, if somebody wants to know them.
-    Attached(Box<Attached>, Option<tokio::task::JoinHandle<Vec<Stage>>>),
 }
 
 /// What came of the creation of a VM.
@@ -397,6 +368,14 @@ struct Prepared {
 /// The stages of a VM up to its running; none if they cannot be found out any more.
 async fn until_running(owner: Owner, id: String) -> Vec<Stage> {
     owner.wait(&id, State::Running).await.map_or_else(|_| Vec::new(), |status| status.stages)
+}
+
+/// The owner works from another directory.
+pub(crate) fn with_absolute_path(kernel: KernelChoice) -> anyhow::Result<KernelChoice> {
+    Ok(match kernel {
+        KernelChoice::File(path) => KernelChoice::File(absolute(&path, "the kernel")?),
+        other @ (KernelChoice::Default | KernelChoice::Bundle(_)) => other,
+    })
 }
 
 fn absolute(path: &Path, what: &str) -> anyhow::Result<std::path::PathBuf> {

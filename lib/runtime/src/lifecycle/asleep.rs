@@ -30,7 +30,9 @@ impl Phase {
             ) => Self::rouse(),
             // Heard before the processes stood still.
             (Self::Sleeping { .. }, Input::MainEnded(outcome)) => Self::drain(outcome),
-            (Self::Saving { after: After::GoOn }, Input::Saved | Input::Failed(_)) => Self::rouse(),
+            (Self::Saving { after: After::GoOn }, Input::Saved) => Self::rouse(),
+            (Self::Saving { after: After::Keep }, Input::Saved) => (Self::Paused, vec![]),
+            (Self::Saving { after: After::GoOn | After::Keep }, Input::Failed(_)) => Self::rouse(),
             (Self::Saving { after: After::End }, Input::Saved) => Self::end(Outcome::Killed),
             (Self::Saving { after: After::End }, Input::Failed(failure)) => Self::end(failed(failure)),
             (Self::Pausing, Input::Halted) => (Self::Paused, vec![]),

@@ -83,16 +83,11 @@ impl Runtime {
         identity: Identity,
     ) -> Result<Arc<VmStatus>, Error> {
         let id = self.prepare_of(snapshot, child).await?;
-        match self.activate(&id, identity).await {
-            Ok(status) => Ok(status),
-            Err(error) => {
-                // Nobody knows of it; the error says what happened.
-                if let Err(error) = self.remove(&id).await {
-                    tracing::error!(vm = %id, error = chain(&error), "a child that did not come up stays");
-                }
-                Err(error)
-            }
+        let activated = self.activate(&id, identity).await;
+        if activated.is_err() {
+            self.clear(&id).await;
         }
+        activated
     }
 
     /// What children of a running VM are made of.
@@ -101,6 +96,18 @@ impl Runtime {
         id: &VmId,
         secrets: WithSecrets,
     ) -> Result<(Snapshot, Duration), Error> {
+        if self.get(id)?.secrets == Secrets::Held && secrets == WithSecrets::Refused {
+            return Err(Error::HoldsSecrets { id: id.clone() });
+        }
+        self.written_down(id, Kind::Fork).await
+    }
+
+    /// A snapshot of a running VM.
+    pub(super) async fn written_down(&self, id: &VmId, kind: Kind) -> Result<(Snapshot, Duration), Error> {
+        let (after, keeping) = match kind {
+            Kind::Suspend => (After::Keep, Keeping::Durable),
+            Kind::Fork | Kind::Template => (After::GoOn, Keeping::UntilRestart),
+        };
         let status = self.get(id)?;
         if status.state != State::Running && status.state != State::Asleep {
             let source = RestError::NotRunning { state: status.state };
@@ -110,21 +117,18 @@ impl Runtime {
         if !driver.capabilities().snapshots.contains(&SnapshotKind::Full) {
             return Err(Error::NoSnapshots { driver: driver.facts().name.clone() });
         }
-        if status.secrets == Secrets::Held && secrets == WithSecrets::Refused {
-            return Err(Error::HoldsSecrets { id: id.clone() });
-        }
         let context = Arc::clone(&self.shared.context);
         let bytes = status.memory.bytes() + self.usage(id).await?.scratch_bytes + STATE;
         let draft = tokio::task::spawn_blocking(move || context.store.snapshots().draft(bytes));
         let draft = draft.await.map_err(|_| Error::Ended)?.map_err(Box::new)?;
-        let Saved { record, paused } = self.save(id, &draft, After::GoOn).await?;
+        let Saved { record, paused } = self.save(id, &draft, after).await?;
         let context = Arc::clone(&self.shared.context);
         let committed = tokio::task::spawn_blocking(move || {
             let (driver, kernel) = (&record.status.driver, record.status.kernel.choice());
             let facts = host::facts(&context, driver, &kernel, record.status.network.mode)?;
-            let description = restore::description(&record, Kind::Fork, None, &facts)?;
+            let description = restore::description(&record, kind, None, &facts)?;
             let snapshots = context.store.snapshots();
-            Ok::<_, Error>(snapshots.commit(draft, description, Keeping::UntilRestart).map_err(Box::new)?)
+            Ok::<_, Error>(snapshots.commit(draft, description, keeping).map_err(Box::new)?)
         });
         Ok((committed.await.map_err(|_| Error::Ended)??, paused))
     }

@@ -109,12 +109,12 @@ async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
     }
     let living = records.iter().filter(|r| r.stage != Stage::Stopped).map(|r| &r.status.id);
     // What is left alone may still run from its disk.
-    let living = living.chain(unreadable.iter().map(|(id, _)| id));
-    if let Err(error) = pins::unpin_all_but(&context.store, &living.collect::<Vec<_>>()) {
+    let living: Vec<_> = living.chain(unreadable.iter().map(|(id, _)| id)).collect();
+    if let Err(error) = pins::unpin_all_but(&context.store, &living) {
         tracing::warn!(%error, "disks stay pinned");
     }
-    if let Err(error) = restore::remove_orphans(&context.store) {
-        tracing::warn!(error = vm::chain(&error), "snapshots of forks stay");
+    if let Err(error) = restore::remove_orphans(&context.store, &living) {
+        tracing::warn!(error = vm::chain(&error), "snapshots that nobody needs stay");
     }
     let mut beginnings = Vec::new();
     for record in records {

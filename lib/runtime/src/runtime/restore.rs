@@ -17,7 +17,7 @@ use crate::random;
 use crate::restore::{self, Configuration};
 use crate::spec::{Child, Identity};
 use crate::status::{State, VmStatus};
-use crate::vm::{Activation, Message, chain};
+use crate::vm::{Activation, Becomes, Message, chain};
 
 impl Runtime {
     /// Makes a VM of a snapshot, by its digest, up to the point where only [`Runtime::activate`] is missing: network, process,
@@ -39,10 +39,7 @@ impl Runtime {
             None => Ok(id),
             Some(outcome) => {
                 let outcome = outcome.clone();
-                // Nobody knows of it.
-                if let Err(error) = self.remove(&id).await {
-                    tracing::error!(vm = %id, error = chain(&error), "a VM that could not be prepared stays");
-                }
+                self.clear(&id).await;
                 Err(Error::NotPrepared { outcome })
             }
         }
@@ -51,12 +48,16 @@ impl Runtime {
     /// Resumes a prepared VM and has its guest become this machine. Returns when the guest has confirmed its entropy, clock and
     /// identity, and its processes run; a VM whose guest does not is ended.
     pub async fn activate(&self, id: &VmId, identity: Identity) -> Result<Arc<VmStatus>, Error> {
-        let handle = self.handle(id)?;
         let counter = self.shared.generations.fetch_add(1, Ordering::Relaxed);
         let generation = Generation::new(random::bytes(), counter);
         let machine_id = MachineId::from_random(random::bytes());
+        self.go_on_as(id, Becomes::New { identity, generation, machine_id }).await
+    }
+
+    pub(super) async fn go_on_as(&self, id: &VmId, becomes: Becomes) -> Result<Arc<VmStatus>, Error> {
+        let handle = self.handle(id)?;
         let (answer, answered) = oneshot::channel();
-        let activation = Activation { identity, generation, machine_id, answer };
+        let activation = Activation { becomes, answer };
         self.tell(id, &handle, Message::Activate(Box::new(activation)))?;
         let answer = answered.await.map_err(|_| Error::Ended)?;
         answer.map_err(|source| Error::NotActivated { id: id.clone(), source })
@@ -75,7 +76,19 @@ impl Runtime {
         identity: Identity,
     ) -> Result<Arc<VmStatus>, Error> {
         let id = self.prepare(snapshot, child).await?;
-        self.activate(&id, identity).await
+        let activated = self.activate(&id, identity).await;
+        if activated.is_err() {
+            self.clear(&id).await;
+        }
+        activated
+    }
+
+    /// Removes a VM that nobody was told of and that has stopped, if it has not removed itself.
+    pub(super) async fn clear(&self, id: &VmId) {
+        match self.remove(id).await {
+            Ok(()) | Err(Error::NoSuchVm { .. }) => {}
+            Err(error) => tracing::error!(vm = %id, error = chain(&error), "a VM that nobody has stays"),
+        }
     }
 
     pub(super) async fn opened(&self, digest: &Digest) -> Result<Snapshot, Error> {
@@ -96,7 +109,7 @@ impl Runtime {
             .map_err(|source| Error::Configuration { snapshot: snapshot.digest, source })?;
         let vmm = description.vmm.name.clone();
         let driver = self.shared.context.drivers.named(&vmm).ok_or(Error::NoVmm { vmm })?;
-        let Configuration { mut spec, kernel, agent, secrets } = configuration;
+        let Configuration { vm: _, mut spec, kernel, agent, secrets } = configuration;
         spec.name = child.name;
         spec.labels = child.labels;
         spec.ports = child.ports;

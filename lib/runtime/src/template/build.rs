@@ -105,7 +105,7 @@ impl Runtime {
     ) -> Result<Digest, Error> {
         let context = Arc::clone(self.context());
         let asked = spec.clone();
-        let template = tokio::task::spawn_blocking(move || {
+        let known = tokio::task::spawn_blocking(move || {
             let (wishes, user) = (BridgeWishes::default(), User::of_this_process());
             let driver = context.drivers.for_new(network::asked(asked.network, &wishes), &asked.limits, user);
             let facts = driver.facts();
@@ -114,10 +114,11 @@ impl Runtime {
             }
             let mode = network::choose(asked.network, &wishes, &facts.name, driver.networks(), user);
             let mode = mode.map_err(runtime::Error::NetworkRefused)?;
+            let here = restore::host(facts);
             let facts = host::facts(&context, facts, &asked.kernel, mode)?;
-            Ok::<_, Error>(digest(&asked, &facts)?)
+            Ok::<_, Error>((digest(&asked, &facts)?, here))
         });
-        let template = template.await.map_err(|_| runtime::Error::Ended)??;
+        let (template, here) = known.await.map_err(|_| runtime::Error::Ended)??;
         let only = self.only_build(template);
         let _only = only.lock().await;
         let context = Arc::clone(self.context());
@@ -126,7 +127,7 @@ impl Runtime {
             let snapshots = context.store.snapshots();
             let found = snapshots.find(&template)?;
             // One that is damaged, or was lost, is made again beside it.
-            let good = found.filter(|digest| snapshots.manifest(digest).is_ok());
+            let good = found.filter(|digest| snapshots.open(digest, &here).is_ok());
             Ok::<_, snapshots::Error>(match good {
                 Some(digest) => Found::There(digest),
                 None => Found::Room(snapshots.draft(bytes)?),

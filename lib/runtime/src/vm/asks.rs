@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{Next, Vm};
-use crate::guest::restore::{Generation, MachineId, NewMachine};
+use crate::guest::restore::{Generation, MachineId, NewMachine, Wake};
 use crate::ledger::Record;
 use crate::lifecycle::{After, Input, Phase, Rest};
 use crate::network;
@@ -17,10 +17,19 @@ use crate::vmm::snapshot::SnapshotFiles;
 
 /// A dormant VM becomes somebody's.
 pub(crate) struct Activation {
-    pub identity: Identity,
-    pub generation: Generation,
-    pub machine_id: MachineId,
+    pub becomes: Becomes,
     pub answer: oneshot::Sender<Result<Arc<VmStatus>, NotActivated>>,
+}
+
+/// As what a dormant VM goes on.
+pub(crate) enum Becomes {
+    New {
+        identity: Identity,
+        generation: Generation,
+        machine_id: MachineId,
+    },
+    /// As the one that it was: it is the only one.
+    Same,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +62,8 @@ pub(crate) struct Saved {
 pub enum RestError {
     #[error("it is {state:?}: only a VM that runs can be put to sleep")]
     NotRunning { state: State },
+    #[error("its guest cannot be reached at the moment: try again")]
+    Unreachable,
     #[error("it is {state:?}: only a paused VM can go on")]
     NotPaused { state: State },
     #[error("its guest's agent is too old for snapshots: start the VM again")]
@@ -94,11 +105,13 @@ impl Vm {
             let _ = activation.answer.send(Err(refused));
             return Next::GoOn;
         }
-        if !activation.identity.secrets.expose().is_empty() {
-            self.record.status.secrets = Secrets::Held;
-        }
-        if let Some(hostname) = &activation.identity.hostname {
-            self.record.spec.hostname = hostname.clone();
+        if let Becomes::New { identity, .. } = &activation.becomes {
+            if !identity.secrets.expose().is_empty() {
+                self.record.status.secrets = Secrets::Held;
+            }
+            if let Some(hostname) = &identity.hostname {
+                self.record.spec.hostname = hostname.clone();
+            }
         }
         self.asks.activation = Some(activation);
         self.began = std::time::Instant::now();
@@ -106,9 +119,12 @@ impl Vm {
     }
 
     /// What the guest of the VM that is being activated is told.
-    pub(super) fn new_machine(&self) -> Option<NewMachine> {
-        let Activation { identity, generation, machine_id, .. } = self.asks.activation.as_deref()?;
-        Some(NewMachine {
+    pub(super) fn wake_as(&self) -> Option<Wake> {
+        let (identity, generation, machine_id) = match &self.asks.activation.as_deref()?.becomes {
+            Becomes::Same => return Some(Wake::Same),
+            Becomes::New { identity, generation, machine_id } => (identity, generation, machine_id),
+        };
+        Some(Wake::New(Box::new(NewMachine {
             generation: generation.clone(),
             hostname: self.record.spec.hostname.clone(),
             machine_id: *machine_id,
@@ -116,13 +132,12 @@ impl Vm {
             hosts: Vec::new(),
             environment: identity.environment.clone(),
             secrets: identity.secrets.clone(),
-        })
+        })))
     }
 
     pub(super) async fn asked_to_save(&mut self, save: Box<Save>) -> Next {
         if self.phase != Phase::Running {
-            let refused = RestError::NotRunning { state: self.phase.state() };
-            let _ = save.answer.send(Err(refused));
+            let _ = save.answer.send(Err(self.cannot_sleep()));
             return Next::GoOn;
         }
         let rest = Rest::Snapshot(save.after);
@@ -132,7 +147,7 @@ impl Vm {
 
     pub(super) async fn asked_to_pause(&mut self, ask: Ask) -> Next {
         if self.phase != Phase::Running {
-            let _ = ask.send(Err(RestError::NotRunning { state: self.phase.state() }));
+            let _ = ask.send(Err(self.cannot_sleep()));
             return Next::GoOn;
         }
         self.asks.pause = Some(ask);
@@ -146,6 +161,13 @@ impl Vm {
         }
         self.asks.resume = Some(ask);
         self.happened(Input::Resume).await
+    }
+
+    fn cannot_sleep(&self) -> RestError {
+        match self.phase {
+            Phase::Reconnecting => RestError::Unreachable,
+            _ => RestError::NotRunning { state: self.phase.state() },
+        }
     }
 
     /// Answers those who have theirs with what has just happened.

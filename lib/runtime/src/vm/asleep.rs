@@ -37,7 +37,7 @@ impl Vm {
         };
         // A machine that is only written down has nobody who might not come back.
         let at_most = match self.asks.save().map(|save| save.after) {
-            Some(After::End) => None,
+            Some(After::End | After::Keep) => None,
             Some(After::GoOn) | None => Some(AT_MOST),
         };
         let guest = self.guest();
@@ -94,10 +94,10 @@ impl Vm {
         self.go_on(Wake::Same);
     }
 
-    /// Has the machine go on as a new one.
+    /// Has the machine go on as the one that it is to be.
     pub(super) fn wake(&mut self) {
-        if let Some(machine) = self.new_machine() {
-            self.go_on(Wake::New(Box::new(machine)));
+        if let Some(wake) = self.wake_as() {
+            self.go_on(wake);
         }
     }
 

@@ -21,7 +21,8 @@ use crate::network::Network;
 use crate::process::Process;
 use crate::status::Failure;
 use crate::vmm::{
-    self, Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Machine, NetworkDevice, NetworkLimit, Origin,
+    self, Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Machine, NetworkDevice, NetworkLimit,
+    Origin,
 };
 
 /// By then the end of a VMM that has closed its sockets is seen, also on a busy machine.

@@ -25,6 +25,8 @@ use crate::spec::{Cpus, Memory, NetworkMode};
 use crate::status::{DriverFacts, VmmEnd};
 
 pub(crate) mod drivers;
+#[cfg(test)]
+mod fake;
 pub(crate) mod firecracker;
 pub(crate) mod kvm;
 pub(crate) mod memory;

@@ -260,7 +260,6 @@ async fn round_trip(driver: &dyn Driver) {
     assert_eq!(parent.says("cat /dev/shm/x").await, "changed\n");
     parent.end().await;
     assert_eq!(fs::metadata(&whole.memory).unwrap().len(), 128 * MIB);
-    assert!(blocks(&whole.memory) * 512 < 120 * MIB, "pages of zeros are holes");
     let before = digest(&whole.memory);
 
     // Two machines of one snapshot at the same time; each has a disk and a memory of its own.

@@ -7,9 +7,7 @@ use rustix::process::Signal;
 use tokio::time::timeout;
 
 use super::driver::{makes_none, on_driver};
-use super::host::{
-    Host, LONG, exec, kill, outcome, reachable, running, start, try_exec, until, wait_until,
-};
+use super::host::{Host, LONG, exec, kill, outcome, reachable, running, start, try_exec, until, wait_until};
 use super::owner::{Owner, Then};
 use super::restore::child;
 use super::template::{end, nothing_written_down, template};
@@ -215,14 +213,14 @@ fn an_exec_that_runs_during_a_fork_ends_with_an_error_or_well_and_never_hangs() 
         if makes_none(&runtime) {
             return host.end(runtime).await;
         }
-        let parent = start(&runtime, host.spec("parent", &["sleep", "1000"])).await;
-        running(&runtime, &parent).await;
         // Busy with memory and disk, and with a connection to itself.
         let busy = "nc -ll -p 80 -e cat & (while :; do echo x; sleep 0.1; done) | nc 127.0.0.1 80 >/echo &
             while :; do dd if=/dev/zero of=/dev/shm/busy bs=1M count=8; cp /dev/shm/busy /busy; sync; done";
+        let parent = start(&runtime, host.shell("parent", busy)).await;
+        running(&runtime, &parent).await;
         let execs = async {
-            let busy = try_exec(&runtime, &parent, busy);
-            timeout(LONG, busy).await.expect("it ends").map(drop)
+            let cat = try_exec(&runtime, &parent, "cat");
+            timeout(LONG, cat).await.expect("it ends").map(drop)
         };
         let fork = async {
             while exec(&runtime, &parent, "test -s /echo").await.1 != 0 {}

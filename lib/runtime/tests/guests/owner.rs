@@ -147,7 +147,8 @@ impl Owner {
         let Config { data, runtime, guest_agent, firecracker, .. } = config;
         // Not below the host's directories: it is none of theirs.
         let orders = host.path().with_extension("orders");
-        let text = serde_json::to_vec(&Orders { data, runtime, guest_agent, firecracker, vms, template }).unwrap();
+        let text =
+            serde_json::to_vec(&Orders { data, runtime, guest_agent, firecracker, vms, template }).unwrap();
         std::fs::write(&orders, text).unwrap();
         let program = user.as_ref().map_or_else(|| std::env::current_exe().unwrap(), |u| u.program.clone());
         let mut command = Command::new(program);

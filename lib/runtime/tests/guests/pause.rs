@@ -2,6 +2,7 @@
 
 use imp_runtime::status::{Outcome, State};
 use imp_runtime::{Error, RestError};
+use rustix::process::Signal;
 
 use super::driver::{makes_none, on_driver};
 use super::host::{Host, exec, outcome, running, start};
@@ -58,6 +59,69 @@ fn a_paused_vm_stays_paused_under_the_next_owner_and_can_be_stopped_in_order() {
         super::host::until(&runtime, &id, |vm| vm.state == State::Paused).await;
         let stopped = runtime.stop(&id, Some(super::host::LONG)).await.unwrap();
         assert_eq!(stopped.outcome, Some(Outcome::Exited { code: 9 }));
+        host.end(runtime).await;
+    });
+}
+
+#[test]
+fn a_vm_that_is_put_away_on_disk_goes_on_as_the_machine_it_was() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let main = "echo begun; until [ -e /go ]; do sleep 0.1; done; echo ended; exit 5";
+        let mut id = start(&runtime, host.shell("vm", main)).await;
+        running(&runtime, &id).await;
+        let own = "cat /proc/sys/kernel/random/boot_id /etc/machine-id; hostname";
+        let (before, _) = exec(&runtime, &id, own).await;
+        assert_eq!(exec(&runtime, &id, "echo kept >/dev/shm/x; echo kept >/x").await.1, 0);
+        let mut runtime = runtime;
+        for round in 0..2 {
+            let away = runtime.suspend(&id).await.unwrap();
+            assert!(runtime.list().is_empty(), "{round}");
+            assert_eq!(runtime.suspended().await.unwrap()[0].name.as_str(), "vm");
+            // Nor does it need its owner.
+            drop(runtime);
+            runtime = host.open().await;
+            let woken = runtime.wake(&away).await.unwrap();
+            assert_eq!((woken.state, woken.name.as_str()), (State::Running, "vm"));
+            id = woken.id.clone();
+            let twice = runtime.wake(&away).await.unwrap_err();
+            assert!(matches!(twice, Error::NotSuspended { .. }), "{twice}");
+            let all = format!("cat /dev/shm/x /x; {own}");
+            assert_eq!(exec(&runtime, &id, &all).await, (format!("kept\nkept\n{before}"), 0), "{round}");
+            assert!(runtime.suspended().await.unwrap().is_empty(), "{round}");
+        }
+        assert_eq!(exec(&runtime, &id, "touch /go").await.1, 0);
+        assert_eq!(outcome(&runtime, &id).await, Outcome::Exited { code: 5 });
+        super::template::nothing_written_down(&host);
+        host.end(runtime).await;
+    });
+}
+
+#[test]
+fn a_vm_whose_snapshot_cannot_be_kept_goes_on() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let id = start(&runtime, host.spec("vm", &["sleep", "1000"])).await;
+        running(&runtime, &id).await;
+        // Where snapshots get their names there is no room for any.
+        let snapshots = host.data().join("images/snapshots");
+        std::fs::remove_dir_all(&snapshots).unwrap();
+        std::fs::write(&snapshots, "").unwrap();
+        runtime.suspend(&id).await.unwrap_err();
+        std::fs::remove_file(&snapshots).unwrap();
+        std::fs::create_dir(&snapshots).unwrap();
+        assert_eq!(running(&runtime, &id).await.state, State::Running);
+        assert_eq!(exec(&runtime, &id, "pidof sleep >/dev/null && echo here").await, ("here\n".into(), 0));
+        super::host::kill(runtime.get(&id).unwrap().vmm_pid.unwrap(), Signal::KILL);
+        outcome(&runtime, &id).await;
         host.end(runtime).await;
     });
 }

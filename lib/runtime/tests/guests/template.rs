@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use imp_runtime::Runtime;
 use imp_runtime::spec::{Arguments, DiskSize, NetworkMode, VmSpec};
-use imp_runtime::template::{BuildStep, Error, InitCommand, Probe, Readiness, TemplateSpec};
 use imp_runtime::status::{State, VmStatus};
+use imp_runtime::template::{BuildStep, Error, InitCommand, Probe, Readiness, TemplateSpec};
 use imp_storage::store::{Store, StoreOptions};
 use tokio::time::timeout;
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::{Value, json};
 
 use super::arriving::{Incoming, receive};
-use super::artifact::{ARTIFACT, Artifact, Indexes, OCI_MANIFEST, Wanted};
+use super::artifact::{ARTIFACT, Artifact, OCI_MANIFEST, Wanted};
 use super::error::{Error, write_error};
 use super::leaving::Leaving;
 use super::packed::unpack;
@@ -156,9 +156,8 @@ pub(super) fn import(store: &Store, from: &Archive, progress: &dyn Progress) -> 
         }
     };
     let artifact = Artifact::parse(&read(&entry, LARGEST)?).map_err(|source| unusable(from, source))?;
-    let (manifest, indexes): (_, Indexes) =
-        incoming::documents(&from.to_string(), &artifact, &|blob| read(&blob.digest, blob.size))?;
-    let places = incoming::places(&from.to_string(), &artifact, &indexes)?;
+    let documents = incoming::documents(&from.to_string(), &artifact, &|blob| read(&blob.digest, blob.size))?;
+    let places = incoming::places(&from.to_string(), &artifact, &documents.indexes)?;
     let fetch = |wanted: &Wanted| {
         let blob = places.get(&(wanted.digest, wanted.length)).ok_or_else(|| wrong_chunk(from, wanted))?;
         let packed = files.read(&blob_path(&blob.digest), blob.size).map_err(failed)?;
@@ -166,8 +165,9 @@ pub(super) fn import(store: &Store, from: &Archive, progress: &dyn Progress) -> 
     };
     let incoming = Incoming {
         digest: artifact.snapshot.digest,
-        manifest,
-        indexes,
+        manifest: documents.manifest,
+        bytes: documents.bytes,
+        indexes: documents.indexes,
         from: from.to_string(),
         fetch: &fetch,
         parallel: THREADS,

@@ -44,6 +44,8 @@ pub(super) type Fetch<'a> = dyn Fn(&Wanted) -> Result<Vec<u8>, Error> + Sync + '
 pub(super) struct Incoming<'a> {
     pub(super) digest: Digest,
     pub(super) manifest: Manifest,
+    /// Of the manifest, as they came.
+    pub(super) bytes: Vec<u8>,
     pub(super) indexes: Indexes,
     /// For messages.
     pub(super) from: String,
@@ -95,7 +97,7 @@ pub(super) fn receive(
         synced.map_err(|source| write_error(&path, source))?;
         draft::write_index(&directory, *part, index)?;
     }
-    let snapshot = draft::finish(store, &directory, incoming.manifest.clone())?;
+    let snapshot = draft::finish(store, &directory, incoming.manifest.clone(), &incoming.bytes)?;
     // Still there if the same was made here meanwhile.
     files::remove_directory(&directory)?;
     progress.report(Event::Verified { blob: incoming.digest });

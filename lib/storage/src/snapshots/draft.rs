@@ -89,20 +89,26 @@ pub(super) fn commit(
         scratch: content(Part::Scratch)?,
     };
     let manifest = Manifest { format: FORMAT, description, parts, local };
-    finish(store, &draft.directory, manifest)
+    let bytes = manifest.bytes().map_err(Error::Description)?;
+    finish(store, &draft.directory, manifest, &bytes)
 }
 
-/// Gives a directory whose parts and indexes are complete its manifest and its name.
-pub(super) fn finish(store: &Store, directory: &Path, manifest: Manifest) -> Result<Snapshot, Error> {
+/// Gives a directory whose parts and indexes are complete its manifest and its name. `bytes` are the manifest's, kept as they
+/// came: another version of this program may write the same in another way.
+pub(super) fn finish(
+    store: &Store,
+    directory: &Path,
+    manifest: Manifest,
+    bytes: &[u8],
+) -> Result<Snapshot, Error> {
     let layout = &store.layout;
-    let bytes = manifest.bytes().map_err(Error::Description)?;
-    let digest = Digest::of(&bytes);
+    let digest = Digest::of(bytes);
     let lease = Lease::on(layout, &[digest, manifest.description.base])?;
     let protection = Protection::of(&manifest, &store.options.never_sealed);
     let record = verified::protect(directory, &manifest, protection)?;
     // Nobody waits for the disk with a snapshot that a crash of the machine makes useless anyway.
     let lasting = if manifest.local.is_none() { Lasting::Yes } else { Lasting::UntilCrash };
-    write_new(&files::manifest(directory), &bytes, lasting)?;
+    write_new(&files::manifest(directory), bytes, lasting)?;
     if lasting == Lasting::Yes {
         let synced = File::open(directory).and_then(|directory| directory.sync_all());
         synced.map_err(|source| write_error(directory, source))?;
@@ -115,7 +121,11 @@ pub(super) fn finish(store: &Store, directory: &Path, manifest: Manifest) -> Res
             records::write_as(layout, &layout.verified(&digest), &record, lasting, &using)?;
             match fs::rename(directory, &target) {
                 // Somebody else was faster with the same.
-                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                    ) => {}
                 Err(source) => return Err(write_error(&target, source)),
                 Ok(()) if lasting == Lasting::Yes => sync_parent(&target)?,
                 Ok(()) => {}

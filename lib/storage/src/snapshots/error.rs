@@ -74,7 +74,7 @@ pub enum Error {
     },
     #[error("cannot reach the snapshot {reference}")]
     Registry {
-        reference: Reference,
+        reference: Box<Reference>,
         #[source]
         source: Box<registry::Error>,
     },

@@ -10,13 +10,22 @@ use super::mismatch::Mismatch;
 use super::packed::largest_packed;
 use crate::blob::digest::Digest;
 
+/// What says which chunks there are.
+pub(super) struct Documents {
+    pub(super) manifest: Manifest,
+    /// Of the manifest, as they came.
+    pub(super) bytes: Vec<u8>,
+    pub(super) indexes: Indexes,
+}
+
 /// Reads manifest and indexes. What `read` returns has the digest that was asked for.
 pub(super) fn documents(
     from: &str,
     artifact: &Artifact,
     read: &dyn Fn(&Blob) -> Result<Vec<u8>, Error>,
-) -> Result<(Manifest, Indexes), Error> {
-    let manifest = manifest(from, &artifact.snapshot.digest, &read(&artifact.snapshot)?)?;
+) -> Result<Documents, Error> {
+    let bytes = read(&artifact.snapshot)?;
+    let manifest = manifest(from, &artifact.snapshot.digest, &bytes)?;
     let [memory, state, scratch] = &artifact.indexes;
     let index = |part, blob: &Blob| {
         let content = manifest.parts.get(part);
@@ -28,7 +37,7 @@ pub(super) fn documents(
         self::index(from, &manifest, part, &read(blob)?)
     };
     let indexes = [index(Part::Memory, memory)?, index(Part::State, state)?, index(Part::Scratch, scratch)?];
-    Ok((manifest, indexes))
+    Ok(Documents { manifest, bytes, indexes })
 }
 
 /// The manifest of a snapshot that comes from elsewhere. It has the digest that was asked for, or is refused.

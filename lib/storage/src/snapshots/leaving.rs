@@ -30,7 +30,7 @@ impl Leaving {
     pub(super) fn open(store: &Store, digest: &Digest) -> Result<Self, Error> {
         let layout = &store.layout;
         let snapshot = stored::held(layout, digest)?;
-        let manifest = snapshot.manifest.bytes().map_err(Error::Description)?;
+        let (_, manifest) = stored::manifest_with_bytes(layout, digest)?;
         if snapshot.manifest.local.is_some() {
             return Err(Error::Local { snapshot: *digest });
         }

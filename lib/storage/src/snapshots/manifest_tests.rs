@@ -22,8 +22,8 @@ fn another_format_is_named_before_anything_else_is_looked_at() {
 
 #[test]
 fn what_does_not_add_up_is_refused() {
-    type Change = fn(&mut Manifest);
-    let changes: [(Change, fn(&Error) -> bool); 13] = [
+    type Change = (fn(&mut Manifest), fn(&Error) -> bool);
+    let changes: [Change; 13] = [
         (|it| it.format = 7, |error| matches!(error, Error::Format { found: 7 })),
         (|it| it.description.devices.memory += 1, |error| matches!(error, Error::Memory { .. })),
         (|it| it.description.devices.cpus = 0, |error| matches!(error, Error::Cpus(0))),

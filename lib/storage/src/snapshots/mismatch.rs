@@ -16,7 +16,7 @@ pub struct Host {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     #[error("it was made by {} {}, here is {} {}", .made.name, .made.version, .here.name, .here.version)]
-    Vmm { made: Vmm, here: Vmm },
+    Vmm { made: Box<Vmm>, here: Box<Vmm> },
     #[error(
         "it was made on {} {} with the features {}, here is {} {} with {}",
         .made.vendor, .made.model, .made.features.short(), .here.vendor, .here.model, .here.features.short()
@@ -43,7 +43,7 @@ pub enum Mismatch {
 /// Whether the machine of this description can go on here.
 pub fn check(made: &Description, here: &Host) -> Result<(), Mismatch> {
     if made.vmm != here.vmm {
-        return Err(Mismatch::Vmm { made: made.vmm.clone(), here: here.vmm.clone() });
+        return Err(Mismatch::Vmm { made: Box::new(made.vmm.clone()), here: Box::new(here.vmm.clone()) });
     }
     if made.cpu != here.cpu {
         return Err(Mismatch::Cpu { made: Box::new(made.cpu.clone()), here: Box::new(here.cpu.clone()) });

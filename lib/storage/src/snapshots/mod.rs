@@ -183,6 +183,11 @@ impl<'a> Snapshots<'a> {
         stored::open(self.store, digest, host)
     }
 
+    /// Where the file of a part is, whether or not the snapshot is there. Who uses the file opens the snapshot.
+    pub fn place(&self, digest: &Digest, part: Part) -> PathBuf {
+        files::part(&self.store.layout.snapshot(digest), part)
+    }
+
     /// What a snapshot says of itself, whether or not it fits this host.
     pub fn manifest(&self, digest: &Digest) -> Result<Manifest, Error> {
         stored::manifest(&self.store.layout, digest)

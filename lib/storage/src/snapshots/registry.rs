@@ -21,7 +21,7 @@ pub(super) fn push(
     to: &Reference,
     progress: &dyn Progress,
 ) -> Result<Digest, Error> {
-    let failed = |source| Error::Registry { reference: to.clone(), source: Box::new(source) };
+    let failed = |source| Error::Registry { reference: Box::new(to.clone()), source: Box::new(source) };
     apart(|| {
         let leaving = Leaving::open(store, digest)?;
         let settings = &store.options.registries;
@@ -38,7 +38,7 @@ pub(super) fn push(
 }
 
 pub(super) fn pull(store: &Store, from: &Reference, progress: &dyn Progress) -> Result<Arrival, Error> {
-    let failed = |source| Error::Registry { reference: from.clone(), source: Box::new(source) };
+    let failed = |source| Error::Registry { reference: Box::new(from.clone()), source: Box::new(source) };
     let name = from.familiar();
     apart(|| {
         let settings = &store.options.registries;
@@ -46,10 +46,10 @@ pub(super) fn pull(store: &Store, from: &Reference, progress: &dyn Progress) -> 
         let bytes = repository.manifest().map_err(failed)?;
         let artifact =
             Artifact::parse(&bytes).map_err(|source| Error::Artifact { from: name.clone(), source })?;
-        let (manifest, indexes) = incoming::documents(&name, &artifact, &|blob| {
+        let documents = incoming::documents(&name, &artifact, &|blob| {
             repository.blob(&blob.digest, blob.size).map_err(failed)
         })?;
-        let places = incoming::places(&name, &artifact, &indexes)?;
+        let places = incoming::places(&name, &artifact, &documents.indexes)?;
         let fetch = |wanted: &Wanted| {
             let wrong = || Error::WrongChunk { from: name.clone(), part: wanted.part, at: wanted.offset };
             let blob = places.get(&(wanted.digest, wanted.length)).ok_or_else(wrong)?;
@@ -58,8 +58,9 @@ pub(super) fn pull(store: &Store, from: &Reference, progress: &dyn Progress) -> 
         };
         let incoming = Incoming {
             digest: artifact.snapshot.digest,
-            manifest,
-            indexes,
+            manifest: documents.manifest,
+            bytes: documents.bytes,
+            indexes: documents.indexes,
             from: name.clone(),
             fetch: &fetch,
             parallel: parallel(store),

@@ -51,6 +51,20 @@ fn a_hole_of_terabytes_is_not_read() {
     assert_eq!(index.full().count(), 1);
 }
 
+#[test]
+fn zeros_at_the_start_of_a_large_chunk_count_for_its_digest() {
+    let size = chunks::SMALLEST * chunks::MOST + 1;
+    let large = 2 * chunks::SMALLEST;
+    let (file, _) = sparse(0, &[]);
+    file.set_len(size).unwrap();
+    let mut content = vec![0; large as usize];
+    content[300_000..300_100].fill(7);
+    file.write_all_at(&content, 5 * large).unwrap();
+    let found: Vec<_> = index(&file, size, Zeros::Freed).unwrap().full().collect();
+    let expected = chunks::Chunk { digest: Digest::of(&content), offset: 5 * large, length: large };
+    assert_eq!(found, [expected]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]

@@ -70,6 +70,11 @@ pub(super) fn held(layout: &Layout, digest: &Digest) -> Result<Snapshot, Error> 
 }
 
 pub(super) fn manifest(layout: &Layout, digest: &Digest) -> Result<Manifest, Error> {
+    manifest_with_bytes(layout, digest).map(|(manifest, _)| manifest)
+}
+
+/// The manifest, and its bytes as they are stored.
+pub(super) fn manifest_with_bytes(layout: &Layout, digest: &Digest) -> Result<(Manifest, Vec<u8>), Error> {
     let refused = |reason| Error::Refused { snapshot: *digest, reason };
     let path = files::manifest(&layout.snapshot(digest));
     let size = match fs::metadata(&path) {
@@ -86,10 +91,11 @@ pub(super) fn manifest(layout: &Layout, digest: &Digest) -> Result<Manifest, Err
     if Digest::of(&bytes) != *digest {
         return Err(refused(Mismatch::DamagedManifest));
     }
-    Manifest::parse(&bytes).map_err(|error| match error {
+    let parsed = Manifest::parse(&bytes).map_err(|error| match error {
         manifest::Error::Format { found } => refused(Mismatch::Format { found }),
         _ => refused(Mismatch::DamagedManifest),
-    })
+    });
+    Ok((parsed?, bytes))
 }
 
 /// All digests of snapshots in the store.

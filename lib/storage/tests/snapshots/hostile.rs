@@ -8,7 +8,7 @@ use imp_storage::snapshots::artifact::{self, Artifact, Blob};
 use imp_storage::snapshots::{Error, Manifest, Mismatch, Part};
 use serde_json::{Value, json};
 
-use crate::fixture::{CHUNK, commit, content, layout, store};
+use crate::fixture::{CHUNK, commit, content, host, layout, store};
 
 /// A layout whose one snapshot can be changed.
 struct Layout {
@@ -41,6 +41,12 @@ impl Layout {
 
     /// Imports what the OCI manifest says now.
     fn import(&self, oci: &[u8]) -> Error {
+        self.name(oci);
+        self.import_as_it_is()
+    }
+
+    /// Makes the layout's one entry lead to this OCI manifest.
+    fn name(&self, oci: &[u8]) {
         let named = self.put("", oci);
         let entry = json!({
             "mediaType": artifact::OCI_MANIFEST, "artifactType": artifact::ARTIFACT,
@@ -48,7 +54,6 @@ impl Layout {
         });
         let index = json!({ "schemaVersion": 2, "manifests": [entry] });
         fs::write(self.path().join("index.json"), index.to_string()).unwrap();
-        self.import_as_it_is()
     }
 
     fn import_as_it_is(&self) -> Error {
@@ -143,6 +148,25 @@ fn sizes_that_do_not_add_up_are_refused() {
     assert!(matches!(error, Error::Manifest { .. }), "{error}");
     let error = layout.import_manifest(|manifest| manifest["parts"]["state"]["size"] = json!(CHUNK + 1));
     assert!(matches!(error, Error::Artifact { source: artifact::Error::Index { .. }, .. }), "{error}");
+}
+
+#[test]
+fn a_manifest_that_is_written_in_another_way_keeps_its_digest() {
+    let layout = Layout::new();
+    let pretty = serde_json::to_vec_pretty(&serde_json::to_value(&layout.manifest).unwrap()).unwrap();
+    let digest = Digest::of(&pretty);
+    let mut artifact = layout.artifact.clone();
+    artifact.snapshot = layout.put(artifact::MANIFEST, &pretty);
+    layout.name(&artifact.bytes().unwrap());
+    let theirs = store(&layout.folder.path().join("theirs"));
+    let import = || theirs.snapshots().import(&crate::fixture::layout(&layout.path(), None), &()).unwrap();
+    assert_eq!(import().snapshot.digest, digest);
+    theirs.snapshots().open(&digest, &host()).unwrap();
+    assert_eq!(import().fetched, 0);
+    // And it leaves as it came.
+    let again = crate::fixture::layout(&layout.folder.path().join("again"), None);
+    theirs.snapshots().export(&digest, &again, &()).unwrap();
+    assert_eq!(fs::read(blob(&again.path, &digest)).unwrap(), pretty);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Snapshots through a real registry.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use imp_storage::image::reference::Reference;
 use imp_storage::image::registry;
@@ -84,6 +85,25 @@ fn nothing_that_is_there_is_sent_again() {
     assert_eq!(arrival.fetched, CHUNK);
     assert_eq!(asked() - before, 1 + 3 + 1);
     assert_same(&new, &arrival.snapshot);
+}
+
+#[test]
+fn a_registry_that_says_where_else_a_blob_is_has_it() {
+    let place = Place::new();
+    let redirects = Arc::new(AtomicBool::new(false));
+    let is_on = Arc::clone(&redirects);
+    let proxy = place.proxy(move |request| match request.method.as_str() {
+        "HEAD" if is_on.load(Ordering::SeqCst) => {
+            Reaction::status(307, &[("Location", "https://elsewhere.example/")], "")
+        }
+        _ => Reaction::Forward,
+    });
+    let ours = place.store("ours", proxy.address());
+    let made = commit(&ours, 1);
+    ours.snapshots().push(&made.digest, &reference(proxy.address(), "template:1"), &()).unwrap();
+    redirects.store(true, Ordering::SeqCst);
+    ours.snapshots().push(&made.digest, &reference(proxy.address(), "template:2"), &()).unwrap();
+    assert_eq!(count(&proxy, "PUT", Request::is_blob), BLOBS);
 }
 
 #[test]

@@ -7,10 +7,21 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use imp_runtime::spec::{Allow, Bytes, Cidr, CopiedMount, DiskSize, Memory, MountAccess, PublishedPort};
+use imp_runtime::spec::{Allow, Bytes, Cidr, CopiedMount, MountAccess, PublishedPort};
 
 use crate::terminal::DetachKeys;
 use crate::value;
+
+mod machine;
+mod variables;
+pub(crate) use machine::{Machine, Network, Pull};
+pub(crate) use variables::{Secrets, Variables};
+
+/// What a machine has already that is made of a snapshot.
+const NOT_OF_A_SNAPSHOT: [&str; 6] =
+    ["image_and_command", "Machine", "volumes", "mounts", "tty", "stop_timeout"];
+/// What a VM was given when its pool prepared it.
+const NOT_OF_A_POOL: [&str; 8] = ["name", "labels", "publish", "rm", "egress", "allow", "deny", "ipv6"];
 
 /// Create a VM from an image and run a program in it
 ///
@@ -18,14 +29,30 @@ use crate::value;
 /// started, 125 when Imp itself failed. Without -d the program's output and signals are connected to this command. If
 /// the command is killed the VM goes on; with -i and no -t the program's input is closed then.
 #[derive(Debug, Args)]
-#[command(override_usage = "imp run [FLAGS] IMAGE [--] [COMMAND] [ARGUMENT]...")]
+#[command(
+    override_usage = "imp run [FLAGS] IMAGE [--] [COMMAND] [ARGUMENT]...\n       imp run [FLAGS] --template TEMPLATE | --pool POOL"
+)]
 pub(crate) struct Run {
     /// The image, then the program and its arguments in the place of the image's CMD
     ///
     /// IMAGE is a name in a registry, a digest of an image that is here, or an archive as in `oci:DIR`,
     /// `oci-archive:FILE` or `docker-archive:FILE`. What follows it is taken literally: no shell.
-    #[arg(required = true, trailing_var_arg = true, value_name = "IMAGE [COMMAND]")]
+    #[arg(
+        required_unless_present_any = ["template", "pool"],
+        conflicts_with = "Secrets",
+        trailing_var_arg = true,
+        value_name = "IMAGE [COMMAND]"
+    )]
     pub(crate) image_and_command: Vec<std::ffi::OsString>,
+    /// Make the VM of a template instead of an image: its program runs already, and goes on from there
+    ///
+    /// A name, or the beginning of a digest, as `imp template ls` shows them. The machine and the program are the
+    /// template's; variables and secrets are for what is started from then on.
+    #[arg(long, value_name = "TEMPLATE", conflicts_with_all = NOT_OF_A_SNAPSHOT, conflicts_with = "pool")]
+    pub(crate) template: Option<String>,
+    /// Take a VM that a pool has prepared: as with --template, and sooner
+    #[arg(long, value_name = "POOL", conflicts_with_all = NOT_OF_A_SNAPSHOT, conflicts_with_all = NOT_OF_A_POOL)]
+    pub(crate) pool: Option<String>,
 
     /// Send this command's input to the program; with -d its input stays open, for `imp attach`
     #[arg(short, long)]
@@ -49,25 +76,14 @@ pub(crate) struct Run {
     #[arg(short, long = "label", value_name = "KEY=VALUE")]
     pub(crate) labels: Vec<String>,
 
-    /// A variable of the program's environment; NAME alone takes its value from here. May be repeated
-    #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
-    pub(crate) env: Vec<std::ffi::OsString>,
-    /// A file with variables, one NAME=VALUE in a line. May be repeated
-    #[arg(long, value_name = "FILE")]
-    pub(crate) env_file: Vec<PathBuf>,
-    /// Who runs the program: a name or number of the guest, and a group [default: the image's, else root]
-    #[arg(short, long, value_name = "USER[:GROUP]")]
-    pub(crate) user: Option<String>,
-    /// Where the program runs; made when missing [default: the image's, else /]
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) workdir: Option<String>,
-    /// The program in the place of the image's ENTRYPOINT and CMD; empty: only COMMAND
-    #[arg(long, value_name = "PROGRAM")]
-    pub(crate) entrypoint: Option<String>,
-    /// Signal that asks the program to end [default: the image's, else SIGTERM]
-    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
-    pub(crate) stop_signal: Option<String>,
-    /// Time between that signal and the end of the machine, in seconds
+    #[command(flatten)]
+    pub(crate) variables: Variables,
+    #[command(flatten)]
+    pub(crate) secrets: Secrets,
+
+    #[command(flatten)]
+    pub(crate) machine: Machine,
+    /// Time between the stop signal and the end of the machine, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = value::duration)]
     pub(crate) stop_timeout: Duration,
 
@@ -85,9 +101,6 @@ pub(crate) struct Run {
     /// bridge network connections reach the guest's address there, else its loopback.
     #[arg(short, long = "publish", value_name = "[[ADDRESS:]HOST-PORT:]GUEST-PORT")]
     pub(crate) publish: Vec<Published>,
-    /// What connects the guest [default: what the driver does best; `bridge` with Firecracker, `user` with QEMU]
-    #[arg(long, value_enum, value_name = "MODE")]
-    pub(crate) network: Option<Network>,
     /// What the guest may reach beside what --allow and --deny name; implies --network bridge [default: allow]
     ///
     /// Cloud metadata, link-local addresses and this machine's own addresses are never reached.
@@ -106,40 +119,6 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) ipv6: bool,
 
-    /// Processors of the guest; a part limits their time, as in 1.5 [default: 1]
-    #[arg(long, value_name = "NUMBER", value_parser = value::cpu_millis)]
-    pub(crate) cpus: Option<u32>,
-    /// Memory of the guest, with k, m or g [default: 256m]
-    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
-    pub(crate) memory: Option<Memory>,
-    /// Largest size of the VM's private disk, with m, g or t [default: 10g]
-    #[arg(long, value_name = "SIZE", value_parser = disk)]
-    pub(crate) disk: Option<DiskSize>,
-    /// Most processes of the program's tree; 0 or -1: no limit
-    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
-    pub(crate) pids_limit: Option<i64>,
-    /// Most open files of the program, as in nofile=1024
-    #[arg(long = "ulimit", value_name = "nofile=NUMBER")]
-    pub(crate) ulimits: Vec<Ulimit>,
-    /// Most bytes a second to and from the VM's disks, with k, m or g
-    #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
-    pub(crate) disk_bps: Option<u64>,
-    /// Most requests a second to and from the VM's disks
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) disk_iops: Option<u64>,
-    /// Most bytes a second over the network, each way, with k, m or g; Firecracker and bridge networks only
-    #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
-    pub(crate) network_bps: Option<u64>,
-    /// Most packets a second over the network, each way; Firecracker and bridge networks only
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) network_pps: Option<u64>,
-    /// Kernel: a vmlinux file, or the digest of an installed bundle [default: the installed default]
-    #[arg(long, value_name = "FILE|DIGEST")]
-    pub(crate) kernel: Option<String>,
-
-    /// When the registry is asked for the image
-    #[arg(long, value_enum, default_value = "missing", value_name = "WHEN")]
-    pub(crate) pull: Pull,
     /// No progress
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -153,16 +132,6 @@ pub(crate) struct Run {
     /// Keys that leave the program running
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     pub(crate) detach_keys: DetachKeys,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Network {
-    /// A tap with filters and translation in the kernel; needs root
-    Bridge,
-    /// A process without privileges: what this machine reaches, but not its loopback; QEMU only
-    User,
-    /// Nothing but its own loopback
-    None,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -183,30 +152,6 @@ impl FromStr for Denied {
     fn from_str(text: &str) -> Result<Self, Error> {
         text.parse().map(Self).map_err(|_| Error::Denied(text.to_owned()))
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Pull {
-    /// Every time
-    Always,
-    /// If the image is not here
-    Missing,
-    /// Not at all
-    Never,
-}
-
-fn memory(text: &str) -> anyhow::Result<Memory> {
-    Ok(Memory::from_bytes(value::bytes(text)?)?)
-}
-
-/// As it is written; the guest gets it like that.
-fn signal(text: &str) -> anyhow::Result<String> {
-    imp_protocol::signal::number(text)?;
-    Ok(text.to_owned())
-}
-
-fn disk(text: &str) -> anyhow::Result<DiskSize> {
-    Ok(DiskSize::from_bytes(value::bytes(text)?)?)
 }
 
 /// `-v`: what is copied where.
@@ -237,8 +182,6 @@ pub(crate) enum Error {
     Port,
     #[error("only TCP ports can be published")]
     Protocol,
-    #[error("write nofile=NUMBER; other limits are for the guest itself to set")]
-    Ulimit,
     #[error("{0:?} is neither an address nor a network as in 10.0.0.0/8")]
     Denied(String),
 }
@@ -340,25 +283,6 @@ impl FromStr for Published {
     }
 }
 
-/// `--ulimit nofile=…`; of a soft and a hard limit the hard one counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ulimit {
-    pub(crate) open_files: u32,
-}
-
-impl FromStr for Ulimit {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let limits = text.strip_prefix("nofile=").ok_or(Error::Ulimit)?;
-        let hard = limits.rsplit_once(':').map_or(limits, |(_, hard)| hard);
-        match hard.parse() {
-            Ok(open_files) if open_files > 0 => Ok(Self { open_files }),
-            _ => Err(Error::Ulimit),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -407,16 +331,6 @@ mod tests {
         assert_eq!(port("53:53/udp"), Err(Error::Protocol));
         for bad in ["", "0", "70000", "a:80", "80:", "1.2.3:1:1", "1:0"] {
             assert_eq!(port(bad), Err(Error::Port), "{bad}");
-        }
-    }
-
-    #[test]
-    fn the_hard_limit_of_open_files_counts() {
-        let open_files = |text: &str| text.parse::<Ulimit>().map(|limit| limit.open_files);
-        assert_eq!(open_files("nofile=1024"), Ok(1024));
-        assert_eq!(open_files("nofile=1024:2048"), Ok(2048));
-        for bad in ["nproc=1", "nofile=", "nofile=-1", "nofile=0"] {
-            assert_eq!(open_files(bad), Err(Error::Ulimit), "{bad}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Names for VMs that are given none: easy to say, hard to mix up.
 
+use anyhow::Context as _;
+
 const QUALITIES: [&str; 32] = [
     "amber", "bold", "brave", "brisk", "calm", "clever", "crisp", "deft", "eager", "fair", "fleet", "gentle",
     "glad", "happy", "jolly", "keen", "kind", "lively", "lucky", "mellow", "merry", "neat", "nimble",
@@ -11,8 +13,16 @@ const CREATURES: [&str; 32] = [
     "puffin", "quail", "raven", "robin", "seal", "stoat", "tapir", "wombat", "wren",
 ];
 
+/// A name that nobody has.
+pub(crate) fn made_up() -> anyhow::Result<String> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .context("the kernel has no random bytes")?;
+    Ok(name(random))
+}
+
 /// A name from random bytes: one of sixteen billion.
-pub(super) fn name(random: [u8; 8]) -> String {
+fn name(random: [u8; 8]) -> String {
     let [quality, creature, rest @ ..] = random;
     let pick =
         |words: &[&'static str; 32], byte: u8| words.get(usize::from(byte % 32)).copied().unwrap_or("imp");

@@ -14,7 +14,7 @@ use imp_runtime::spec::{
 };
 use imp_storage::image::config::ImageConfig;
 
-use super::flags::{EgressDefault, Network, Run};
+use super::flags::{EgressDefault, Machine, Network, Run};
 use crate::settings::RunDefaults;
 use crate::value;
 
@@ -66,62 +66,108 @@ pub(crate) struct World<'a> {
 }
 
 pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<VmSpec, Error> {
-    let name: VmName = run.name.clone().unwrap_or(world.made_up_name).parse()?;
-    let defaults = world.defaults;
-    let cpu_millis = match run.cpus {
-        Some(millis) => millis,
-        None => setting("cpus", &defaults.cpus, value::cpu_millis)?.unwrap_or(DEFAULT_CPU_MILLIS),
-    };
-    let memory = match run.memory {
-        Some(memory) => memory,
-        None => {
-            Memory::from_bytes(setting("memory", &defaults.memory, value::bytes)?.unwrap_or(DEFAULT_MEMORY))?
-        }
-    };
-    let scratch = match run.disk {
-        Some(disk) => disk,
-        None => DiskSize::from_bytes(setting("disk", &defaults.disk, value::bytes)?.unwrap_or(DEFAULT_DISK))?,
-    };
+    let name: VmName = run.name.clone().unwrap_or_else(|| world.made_up_name.clone()).parse()?;
+    let (machine, defaults) = (&run.machine, world.defaults);
     let hostname = match &run.hostname {
         Some(hostname) => hostname.parse()?,
         None => hostname_of(&name)?,
     };
-    let program = world.base.image.clone();
+    let Size { cpu_millis, memory, scratch } = size(machine, defaults)?;
+    let wanted = Wanted {
+        machine,
+        variables: &run.variables.env,
+        command: command(&run.image_and_command),
+        stdin: if run.interactive { Stdin::Attached } else { Stdin::Null },
+        terminal: run.tty.then(|| world.terminal.clone().unwrap_or_else(no_window)),
+    };
     Ok(VmSpec {
-        main: MainProcess {
-            arguments: Arguments::new(arguments(run, image).ok_or(Error::NoProgram { image: program })?)?,
-            environment: environment(run, image, &hostname, &world.env_files, world.host_env)?,
-            user: run.user.clone().unwrap_or_else(|| image.user.clone()),
-            working_directory: Bytes::new(working_directory(run, image)?)?,
-            terminal: if run.tty { Some(world.terminal.unwrap_or_else(no_window)) } else { None },
-            stdin: if run.interactive { Stdin::Attached } else { Stdin::Null },
-            stop_signal: stop_signal(run, image)?,
-            open_files: run.ulimits.last().map(|limit| limit.open_files),
-        },
+        main: main_process(&wanted, image, &hostname, &world)?,
         name,
         base: world.base,
         cpus: Cpus::new(cpu_millis.div_ceil(1000))?,
         memory,
         scratch,
         hostname,
-        network: network(run, defaults)?,
+        network: if run.network_is_implied() { None } else { network(machine, defaults)? },
         bridge: bridge(run),
         ports: run.publish.iter().map(|port| port.0).collect(),
         mounts: world.mounts,
-        labels: labels(run, image)?,
-        limits: Limits {
-            processes: run.pids_limit.and_then(|limit| u32::try_from(limit).ok()).filter(|limit| *limit > 0),
-            // Whole processors limit themselves.
-            cpu_millis: (!cpu_millis.is_multiple_of(1000)).then_some(cpu_millis),
-            disk_bytes_per_second: run.disk_bps.filter(|limit| *limit > 0),
-            disk_requests_per_second: run.disk_iops.filter(|limit| *limit > 0),
-            network_bytes_per_second: run.network_bps.filter(|limit| *limit > 0),
-            network_packets_per_second: run.network_pps.filter(|limit| *limit > 0),
-        },
+        labels: labels(&image.labels, &run.labels)?,
+        limits: limits(machine, cpu_millis),
         stop_grace: run.stop_timeout,
-        kernel: kernel(run.kernel.as_ref().or(defaults.kernel.as_ref())),
+        kernel: kernel(machine, defaults),
         when_stopped: if run.rm { WhenStopped::Remove } else { WhenStopped::Keep },
     })
+}
+
+/// The program that a user wants.
+pub(crate) struct Wanted<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) variables: &'a [OsString],
+    /// In the place of the image's CMD.
+    pub(crate) command: &'a [OsString],
+    pub(crate) stdin: Stdin,
+    pub(crate) terminal: Option<Terminal>,
+}
+
+pub(crate) fn main_process(
+    wanted: &Wanted<'_>,
+    image: &ImageConfig,
+    hostname: &HostName,
+    world: &World<'_>,
+) -> Result<MainProcess, Error> {
+    let machine = wanted.machine;
+    let no_program = || Error::NoProgram { image: world.base.image.clone() };
+    let environment = environment(wanted.variables, image, hostname, &world.env_files, world.host_env)?;
+    Ok(MainProcess {
+        arguments: Arguments::new(arguments(wanted, image).ok_or_else(no_program)?)?,
+        environment,
+        user: machine.user.clone().unwrap_or_else(|| image.user.clone()),
+        working_directory: Bytes::new(working_directory(machine, image)?)?,
+        terminal: wanted.terminal.clone(),
+        stdin: wanted.stdin,
+        stop_signal: stop_signal(machine, image)?,
+        open_files: machine.ulimits.last().map(|limit| limit.open_files),
+    })
+}
+
+/// How large a machine is.
+pub(crate) struct Size {
+    /// Thousandths of a processor.
+    pub(crate) cpu_millis: u32,
+    pub(crate) memory: Memory,
+    pub(crate) scratch: DiskSize,
+}
+
+pub(crate) fn size(machine: &Machine, defaults: &RunDefaults) -> Result<Size, Error> {
+    let cpu_millis = match machine.cpus {
+        Some(millis) => millis,
+        None => setting("cpus", &defaults.cpus, value::cpu_millis)?.unwrap_or(DEFAULT_CPU_MILLIS),
+    };
+    let memory = match machine.memory {
+        Some(memory) => memory,
+        None => {
+            Memory::from_bytes(setting("memory", &defaults.memory, value::bytes)?.unwrap_or(DEFAULT_MEMORY))?
+        }
+    };
+    let scratch = match machine.disk {
+        Some(disk) => disk,
+        None => DiskSize::from_bytes(setting("disk", &defaults.disk, value::bytes)?.unwrap_or(DEFAULT_DISK))?,
+    };
+    Ok(Size { cpu_millis, memory, scratch })
+}
+
+pub(crate) fn limits(machine: &Machine, cpu_millis: u32) -> Limits {
+    let number = |limit: i64| u32::try_from(limit).ok();
+    Limits {
+        processes: machine.pids_limit.and_then(number).filter(|limit| *limit > 0),
+        // Whole processors limit themselves.
+        cpu_millis: (!cpu_millis.is_multiple_of(1000)).then_some(cpu_millis),
+        disk_bytes_per_second: machine.disk_bps.filter(|limit| *limit > 0),
+        disk_requests_per_second: machine.disk_iops.filter(|limit| *limit > 0),
+        network_bytes_per_second: machine.network_bps.filter(|limit| *limit > 0),
+        network_packets_per_second: machine.network_pps.filter(|limit| *limit > 0),
+    }
 }
 
 fn setting<T>(
@@ -134,10 +180,10 @@ fn setting<T>(
 }
 
 /// As docker merges them: an entry point by flag drops the image's CMD with its ENTRYPOINT.
-fn arguments(run: &Run, image: &ImageConfig) -> Option<Vec<Vec<u8>>> {
+fn arguments(wanted: &Wanted<'_>, image: &ImageConfig) -> Option<Vec<Vec<u8>>> {
     let bytes = |words: &[String]| words.iter().map(|word| word.clone().into_bytes()).collect::<Vec<_>>();
-    let command: Vec<Vec<u8>> = command(run).iter().map(|word| word.as_bytes().to_vec()).collect();
-    let (mut arguments, rest) = match &run.entrypoint {
+    let command: Vec<Vec<u8>> = wanted.command.iter().map(|word| word.as_bytes().to_vec()).collect();
+    let (mut arguments, rest) = match &wanted.machine.entrypoint {
         Some(program) if program.is_empty() => (Vec::new(), command),
         Some(program) => (vec![program.clone().into_bytes()], command),
         None if command.is_empty() => (bytes(&image.entrypoint), bytes(&image.cmd)),
@@ -148,8 +194,8 @@ fn arguments(run: &Run, image: &ImageConfig) -> Option<Vec<Vec<u8>>> {
 }
 
 /// What follows the image, without the `--` that may stand between.
-fn command(run: &Run) -> &[OsString] {
-    match run.image_and_command.get(1..).unwrap_or_default() {
+pub(crate) fn command(image_and_command: &[OsString]) -> &[OsString] {
+    match image_and_command.get(1..).unwrap_or_default() {
         [dashes, command @ ..] if dashes == "--" => command,
         command => command,
     }
@@ -158,7 +204,7 @@ fn command(run: &Run) -> &[OsString] {
 /// Later ones win: the image's, those of files, those of flags. A bare name takes the value from here or takes the
 /// variable away.
 fn environment(
-    run: &Run,
+    flags: &[OsString],
     image: &ImageConfig,
     hostname: &HostName,
     files: &[OsString],
@@ -168,7 +214,7 @@ fn environment(
     for variable in &image.env {
         replace(&mut variables, variable.clone().into_bytes());
     }
-    for variable in files.iter().chain(&run.env) {
+    for variable in files.iter().chain(flags) {
         if variable.as_bytes().contains(&b'=') {
             replace(&mut variables, variable.as_bytes().to_vec());
         } else if let Some(value) = host(variable) {
@@ -194,8 +240,8 @@ fn name_of(variable: &[u8]) -> &[u8] {
     variable.split(|byte| *byte == b'=').next().unwrap_or_default()
 }
 
-fn working_directory(run: &Run, image: &ImageConfig) -> Result<String, Error> {
-    match &run.workdir {
+fn working_directory(machine: &Machine, image: &ImageConfig) -> Result<String, Error> {
+    match &machine.workdir {
         None => Ok(image.working_dir.clone()),
         Some(directory) if Path::new(directory).is_absolute() => Ok(directory.clone()),
         Some(directory) => Err(Error::RelativeWorkdir(directory.clone())),
@@ -203,8 +249,8 @@ fn working_directory(run: &Run, image: &ImageConfig) -> Result<String, Error> {
 }
 
 /// Empty: the agent's default. An image's is checked here, where nothing has been started for it yet.
-fn stop_signal(run: &Run, image: &ImageConfig) -> Result<String, Error> {
-    match &run.stop_signal {
+fn stop_signal(machine: &Machine, image: &ImageConfig) -> Result<String, Error> {
+    match &machine.stop_signal {
         Some(signal) => Ok(signal.clone()),
         None if image.stop_signal.is_empty() => Ok(String::new()),
         None => {
@@ -219,12 +265,16 @@ fn no_window() -> Terminal {
     Terminal { rows: 24, columns: 80, term: String::new() }
 }
 
-/// Absent: what the driver does best, or what the other flags imply, which win over the settings file.
-fn network(run: &Run, defaults: &RunDefaults) -> Result<Option<NetworkMode>, Error> {
-    if run.network.is_none() && !bridge(run).is_none() {
-        return Ok(None);
+impl Run {
+    /// Other flags imply a network, and win over the settings file.
+    fn network_is_implied(&self) -> bool {
+        self.machine.network.is_none() && !bridge(self).is_none()
     }
-    Ok(match (run.network, defaults.network.as_deref()) {
+}
+
+/// Absent: what the driver does best.
+pub(crate) fn network(machine: &Machine, defaults: &RunDefaults) -> Result<Option<NetworkMode>, Error> {
+    Ok(match (machine.network, defaults.network.as_deref()) {
         (Some(Network::Bridge), _) | (None, Some("bridge")) => Some(NetworkMode::Bridge),
         (Some(Network::User), _) | (None, Some("user")) => Some(NetworkMode::User),
         (Some(Network::None), _) | (None, Some("none")) => Some(NetworkMode::None),
@@ -234,7 +284,7 @@ fn network(run: &Run, defaults: &RunDefaults) -> Result<Option<NetworkMode>, Err
 }
 
 /// What is allowed by name is allowed alone, unless that is said to be otherwise.
-fn bridge(run: &Run) -> BridgeWishes {
+pub(crate) fn bridge(run: &Run) -> BridgeWishes {
     let otherwise = match run.egress {
         Some(EgressDefault::Allow) => Some(Otherwise::Allow),
         Some(EgressDefault::Deny) => Some(Otherwise::Refuse),
@@ -250,9 +300,13 @@ fn bridge(run: &Run) -> BridgeWishes {
     BridgeWishes { egress, versions }
 }
 
-fn labels(run: &Run, image: &ImageConfig) -> Result<BTreeMap<String, String>, Error> {
-    let mut labels = image.labels.clone();
-    for label in &run.labels {
+/// Those of flags win.
+pub(crate) fn labels(
+    of_image: &BTreeMap<String, String>,
+    of_flags: &[String],
+) -> Result<BTreeMap<String, String>, Error> {
+    let mut labels = of_image.clone();
+    for label in of_flags {
         let (key, value) = label.split_once('=').unwrap_or((label, ""));
         if key.is_empty() {
             return Err(Error::Label(label.clone()));
@@ -262,8 +316,8 @@ fn labels(run: &Run, image: &ImageConfig) -> Result<BTreeMap<String, String>, Er
     Ok(labels)
 }
 
-fn kernel(choice: Option<&String>) -> KernelChoice {
-    match choice {
+pub(crate) fn kernel(machine: &Machine, defaults: &RunDefaults) -> KernelChoice {
+    match machine.kernel.as_ref().or(defaults.kernel.as_ref()) {
         None => KernelChoice::Default,
         Some(text) if text.starts_with("sha256:") => KernelChoice::Bundle(text.clone()),
         Some(text) => KernelChoice::File(text.into()),

@@ -212,7 +212,8 @@ fn parts_of_processors_are_a_limit_and_whole_ones_are_not() {
 
 #[test]
 fn limits_of_zero_and_minus_one_are_none() {
-    let line = ["--pids-limit", "-1", "--disk-bps", "0", "--network-bps", "0", "--network-pps", "0", "i", "x"];
+    let line =
+        ["--pids-limit", "-1", "--disk-bps", "0", "--network-bps", "0", "--network-pps", "0", "i", "x"];
     let limits = spec_of("{}", &line).limits;
     assert_eq!(limits, imp_runtime::spec::Limits::default());
     let line =

@@ -11,7 +11,6 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::process::Process;
@@ -99,7 +98,7 @@ pub(crate) struct Session(SendRequest<Full<Bytes>>);
 impl Session {
     pub(crate) async fn open(socket: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Connect { path: socket.to_owned(), source };
-        let stream = UnixStream::connect(socket).await.map_err(failed)?;
+        let stream = super::socket::connect(socket).await.map_err(failed)?;
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| failed(io::Error::other(error)))?;
         // It ends with its sender.

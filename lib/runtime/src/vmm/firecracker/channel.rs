@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
+
+use super::socket;
 
 /// Longest answer to CONNECT: "OK ", a port, an end of line.
 const LONGEST_ANSWER: usize = 16;
@@ -54,7 +56,7 @@ impl Knock {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(listen(error)),
             _ => {}
         }
-        let listener = UnixListener::bind(path).map_err(listen)?;
+        let listener = socket::bind(path).map_err(listen)?;
         let (sender, heard) = watch::channel(());
         let path = path.to_owned();
         let task = tokio::spawn(async move {
@@ -81,7 +83,7 @@ impl Knock {
 /// A stream to this port of the guest. Somebody in the guest must listen there; `patience` is for the guest's kernel.
 pub(super) async fn connect(vsock: &Path, port: u32, patience: Duration) -> Result<UnixStream, Error> {
     let connect = |source| Error::Connect { path: vsock.to_owned(), source };
-    let mut stream = UnixStream::connect(vsock).await.map_err(connect)?;
+    let mut stream = socket::connect(vsock).await.map_err(connect)?;
     let asked = async {
         stream.write_all(format!("CONNECT {port}\n").as_bytes()).await.map_err(|_| Error::Refused)?;
         answer(&mut stream).await
@@ -109,6 +111,8 @@ async fn answer(stream: &mut UnixStream) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::UnixListener;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);

@@ -24,6 +24,7 @@ pub(crate) mod privileges;
 pub(crate) mod probe;
 pub(crate) mod program;
 mod room;
+mod socket;
 pub(crate) mod version;
 
 pub(crate) const NAME: &str = "firecracker";

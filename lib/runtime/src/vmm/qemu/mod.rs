@@ -14,6 +14,7 @@ use crate::status::{Accelerator, DriverFacts};
 
 mod args;
 mod machine;
+mod pages;
 pub(crate) mod probe;
 pub(crate) mod qmp;
 pub(crate) mod snapshot;

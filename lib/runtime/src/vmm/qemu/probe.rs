@@ -213,11 +213,7 @@ mod tests {
 
     /// A program in place of QEMU.
     fn fake(directory: &Path, script: &str) -> PathBuf {
-        use std::os::unix::fs::PermissionsExt;
-        let path = directory.join("qemu");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
+        crate::vmm::fake::program(directory, "qemu", script)
     }
 
     const ANSWERS: &str = "case \"$1\" in --version) echo QEMU emulator version 9.9.9; exit;; -machine) echo microvm x; exit;; esac";

@@ -7,7 +7,8 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+
+use super::pages::Pages;
 
 const MAGIC: u32 = 0x5145_564d;
 const VERSION: u32 = 3;
@@ -31,8 +32,6 @@ const FLAGS: u64 = 0xfff;
 pub(super) const PAGE_SIZE: u64 = 4096;
 /// Devices take a few hundred kilobytes.
 pub(super) const LARGEST_REST: u64 = 64 << 20;
-/// A run of pages that is written at once.
-const RUN: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -243,64 +242,9 @@ impl<R: Read> Splitter<'_, R> {
     }
 }
 
-/// The guest's memory on its way into its file, in runs of pages.
-struct Pages<'a> {
-    file: &'a File,
-    size: u64,
-    /// Whether each page has come.
-    seen: Vec<bool>,
-    start: u64,
-    run: Vec<u8>,
-}
-
-impl<'a> Pages<'a> {
-    fn new(file: &'a File, size: u64) -> Self {
-        let seen = vec![false; (size / PAGE_SIZE) as usize];
-        Self { file, size, seen, start: 0, run: Vec::with_capacity(RUN) }
-    }
-
-    fn zero(&mut self, at: u64) -> Result<(), Error> {
-        // One that came before may have been something else then.
-        if self.note(at)? { self.add(at, &[0; PAGE_SIZE as usize]) } else { Ok(()) }
-    }
-
-    fn write(&mut self, at: u64, page: &[u8]) -> Result<(), Error> {
-        self.note(at)?;
-        self.add(at, page)
-    }
-
-    /// Whether the page had come before.
-    fn note(&mut self, at: u64) -> Result<bool, Error> {
-        let seen = usize::try_from(at / PAGE_SIZE).ok().and_then(|page| self.seen.get_mut(page));
-        let seen = seen.ok_or(Error::Form { what: "a page beyond the memory's end" })?;
-        Ok(std::mem::replace(seen, true))
-    }
-
-    fn add(&mut self, at: u64, page: &[u8]) -> Result<(), Error> {
-        if self.run.len() == RUN || at != self.start + self.run.len() as u64 {
-            self.flush()?;
-            self.start = at;
-        }
-        self.run.extend_from_slice(page);
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), Error> {
-        self.file.write_all_at(&self.run, self.start).map_err(Error::Write)?;
-        self.run.clear();
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<(), Error> {
-        self.flush()?;
-        let there = self.seen.iter().filter(|seen| **seen).count() as u64 * PAGE_SIZE;
-        if there == self.size { Ok(()) } else { Err(Error::Memory { there, expected: self.size }) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
 

@@ -162,7 +162,8 @@ impl<'a> Repository<'a> {
         self.repeated(&format!("blob {}", digest.short()), Resort::Last, async || {
             let head = Send { method: Method::HEAD, content_type: None, body: Bytes::new() };
             match session.send(&head, session.url(&format!("blobs/{digest}"))?).await {
-                Ok(_) => return Ok(Pushed::WasThere),
+                // Who says where else it is has it.
+                Ok(_) | Err(Error::Status { code: 300..400, .. }) => return Ok(Pushed::WasThere),
                 Err(Error::Status { code: 404, .. }) => {}
                 Err(error) => return Err(error),
             }

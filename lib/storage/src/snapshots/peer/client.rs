@@ -30,8 +30,8 @@ pub(in crate::snapshots) fn fetch(
     apart(|| {
         let connection = Connection::new(store, from, progress)?;
         let name = from.name.to_string();
-        let manifest = connection.get(&format!("snapshots/{}/manifest", digest.hex()), manifest::LARGEST)?;
-        let manifest = incoming::manifest(&name, digest, &manifest)?;
+        let bytes = connection.get(&format!("snapshots/{}/manifest", digest.hex()), manifest::LARGEST)?;
+        let manifest = incoming::manifest(&name, digest, &bytes)?;
         let index = |part: Part| {
             let path = format!("snapshots/{}/{part}/index", digest.hex());
             incoming::index(&name, &manifest, part, &connection.get(&path, chunks::MOST * 32)?)
@@ -49,6 +49,7 @@ pub(in crate::snapshots) fn fetch(
         let incoming = Incoming {
             digest: *digest,
             manifest: manifest.clone(),
+            bytes,
             indexes,
             from: name.clone(),
             fetch: &fetch,

@@ -1,0 +1,40 @@
+//! `imp template`: machines that are ready, to make VMs of.
+
+mod build;
+mod inspect;
+mod ls;
+mod rm;
+mod verify;
+
+use clap::{Args, Subcommand};
+
+use crate::context::Context;
+use crate::exit::Outcome;
+
+/// Build, list, check and remove templates: machines that are ready, of which VMs are made in a moment
+#[derive(Debug, Args)]
+pub(crate) struct Template {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Build(Box<build::Build>),
+    Ls(ls::Ls),
+    Inspect(inspect::Inspect),
+    Verify(verify::Verify),
+    Rm(rm::Rm),
+}
+
+impl Template {
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        match self.command {
+            Command::Build(command) => command.run(context),
+            Command::Ls(command) => command.run(context),
+            Command::Inspect(command) => command.run(context),
+            Command::Verify(command) => command.run(context),
+            Command::Rm(command) => command.run(context),
+        }
+    }
+}
