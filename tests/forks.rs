@@ -60,6 +60,34 @@ fn children_have_what_the_parent_had_in_memory_and_go_their_own_ways() -> anyhow
 }
 
 #[test]
+fn a_suspended_vm_is_on_disk_until_it_goes_on_as_the_one_it_was() -> anyhow::Result<()> {
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        start(&imp)?;
+        says(&imp, "vm", "first")?;
+        say(&imp, "vm", "kept")?;
+        says(&imp, "vm", "kept")?;
+        let boot = "/proc/sys/kernel/random/boot_id";
+        let booted = imp.run(["exec", "vm", "cat", boot])?.good()?;
+        assert_eq!(imp.run(["suspend", "vm"])?.good()?, "vm\n");
+        assert_eq!(imp.run(["ps", "-aq"])?.good()?, "");
+        // Nor does a clean-up take it.
+        imp.run(["prune", "-a"])?.good()?;
+        assert_eq!(imp.run(["ps", "--suspended", "-o", "name"])?.good()?, "vm\n");
+        imp.run(["resume", "vm"])?.good()?;
+        says(&imp, "vm", "kept")?;
+        assert_eq!(imp.run(["exec", "vm", "cat", boot])?.good()?, booted);
+        say(&imp, "vm", "again")?;
+        says(&imp, "vm", "again")?;
+        assert_eq!(imp.run(["ps", "--suspended", "-o", "name"])?.good()?, "");
+        imp.run(["suspend", "vm"])?.good()?;
+        imp.run(["rm", "vm"])?.good()?;
+        assert_eq!(imp.run(["ps", "--suspended", "-q"])?.good()?, "");
+        imp.end()
+    })
+}
+
+#[test]
 fn a_paused_vm_stands_still_until_it_is_resumed() -> anyhow::Result<()> {
     on_driver(|| {
         let imp = Imp::with_busybox(DRIVER)?;

@@ -113,7 +113,7 @@ fn the_pages_of_a_template_are_there_once_for_all_its_vms() -> anyhow::Result<()
         assert_eq!(came.code, Some(2));
         assert!(came.stdout.contains("HUSK-SETUP-LIMITATION"), "{}", came.stdout);
         build(&imp, "ready")?;
-        let report = json(&imp, &["probe", "cow", "--template", "ready", "-n", "2", "-o", "json"])?;
+        let report = json(&imp, &["probe", "cow", "--template", "ready", "-n", "3", "-o", "json"])?;
         for truth in ["CoWSurvives", "DirtyPerVM"] {
             assert_eq!(report.get(truth), Some(&true.into()), "{report}");
         }

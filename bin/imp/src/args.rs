@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     attach, completions, cp, doctor, exec, fork, image, inspect, kill, logs, owner, pause, pool,
-    port_forward, probe, prune, ps, resume, rm, run, stop, template, top, version, wait,
+    port_forward, probe, prune, ps, resume, rm, run, stop, suspend, template, top, version, wait,
 };
 use crate::context::Context;
 use crate::exit::{OWN_FAILURE, Outcome};
@@ -93,6 +93,7 @@ pub(crate) enum Command {
     PortForward(port_forward::PortForward),
     Fork(fork::Fork),
     Pause(pause::Pause),
+    Suspend(suspend::Suspend),
     Resume(resume::Resume),
     Image(image::Image),
     Template(template::Template),
@@ -124,6 +125,7 @@ impl Command {
             Self::PortForward(command) => command.run(context),
             Self::Fork(command) => command.run(context),
             Self::Pause(command) => command.run(context),
+            Self::Suspend(command) => command.run(context),
             Self::Resume(command) => command.run(context),
             Self::Image(command) => command.run(context),
             Self::Template(command) => command.run(context),
@@ -154,6 +156,7 @@ impl Command {
             | Self::PortForward(_)
             | Self::Fork(_)
             | Self::Pause(_)
+            | Self::Suspend(_)
             | Self::Resume(_)
             | Self::Image(_)
             | Self::Template(_)

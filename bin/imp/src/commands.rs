@@ -22,6 +22,7 @@ pub(crate) mod resume;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;
+pub(crate) mod suspend;
 pub(crate) mod template;
 pub(crate) mod top;
 pub(crate) mod version;

@@ -11,11 +11,13 @@ mod back_off;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use imp_runtime::spec::{Child, Identity};
 use imp_runtime::status::{State, VmStatus};
-use imp_runtime::{Digest, Runtime, VmId};
+use imp_runtime::{Digest, NotActivated, Runtime, VmId};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -26,11 +28,13 @@ use crate::report;
 use crate::under_way::UnderWay;
 
 /// Label of the VMs of a pool: its name.
-pub const LABEL: &str = "imp.pool";
+pub(crate) const LABEL: &str = "imp.pool";
 /// More VMs than one machine keeps prepared.
-pub const LARGEST: u32 = 1000;
+const LARGEST: u32 = 1000;
 /// Whom the template of a pool is kept by, before the pool's name.
 const KEPT_BY: &str = "pool-";
+/// How long the filling of a pool waits for claims, which want the processors now.
+const CLAIMS_FIRST: Duration = Duration::from_secs(1);
 /// VMs that a claim tries before it makes one itself.
 const MOST_TRIED: usize = 3;
 
@@ -83,6 +87,24 @@ struct Shared {
     keepers: Mutex<BTreeMap<PoolName, Keeper>>,
     /// VMs that a claim has taken and that are not running yet.
     taken: Mutex<HashSet<VmId>>,
+    /// How many claims are under way.
+    claims: watch::Sender<usize>,
+}
+
+/// A claim that is under way, counted while this lives.
+struct Claiming<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Claiming<'a> {
+    fn begin(claims: &'a watch::Sender<usize>) -> Self {
+        claims.send_modify(|claims| *claims += 1);
+        Self(claims)
+    }
+}
+
+impl Drop for Claiming<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|claims| *claims -= 1);
+    }
 }
 
 /// The task that fills a pool.
@@ -104,10 +126,11 @@ impl Pools {
             records,
             keepers: Mutex::default(),
             taken: Mutex::default(),
+            claims: watch::Sender::new(0),
         }));
         pools.clone().end_orphans(&known);
         for record in known {
-            pools.keep(record);
+            pools.begin(record)?;
         }
         Ok(pools)
     }
@@ -121,16 +144,23 @@ impl Pools {
         if !(1..=LARGEST).contains(&record.size) {
             return Err(Error::Size(record.size));
         }
-        if self.keepers().contains_key(&record.name) {
-            return Err(Error::Taken(record.name));
+        self.begin(record.clone())?;
+        if let Err(error) = self.write_down(&record).await {
+            // Nothing that the next owner would not know of.
+            if let Err(error) = self.remove(record.name.as_str()).await {
+                tracing::warn!(pool = %record.name, error = crate::server::chain(&error), "a pool is half removed");
+            }
+            return Err(error);
         }
-        self.0.runtime.keep(&record.snapshot, &kept_by(&record.name)).await?;
-        let (pools, written) = (self.clone(), record.clone());
-        let written =
-            tokio::task::spawn_blocking(move || pools.0.records.write(written.name.as_str(), &written));
-        written.await.map_err(|_| Error::Ended)??;
-        self.keep(record.clone());
         Ok(self.report(&record, None))
+    }
+
+    async fn write_down(&self, record: &Record) -> Result<(), Error> {
+        self.0.runtime.keep(&record.snapshot, &kept_by(&record.name)).await?;
+        let (pools, record) = (self.clone(), record.clone());
+        let written =
+            tokio::task::spawn_blocking(move || pools.0.records.write(record.name.as_str(), &record));
+        Ok(written.await.map_err(|_| Error::Ended)??)
     }
 
     pub(crate) fn list(&self) -> Vec<report::Pool> {
@@ -168,6 +198,7 @@ impl Pools {
             .ok()
             .and_then(|name: PoolName| self.keepers().get(&name).map(|keeper| keeper.record.clone()));
         let record = known.ok_or_else(|| Error::NoSuchPool(name.chars().take(100).collect()))?;
+        let _claiming = Claiming::begin(&self.0.claims);
         for _ in 0..MOST_TRIED {
             let Some(vm) = self.take(&record.name) else { break };
             let activated = self.0.runtime.activate(&vm, identity.clone()).await;
@@ -177,17 +208,26 @@ impl Pools {
                     return Ok(Claimed { vm: status, was_ready: true });
                 }
                 Err(error) => {
-                    let error = crate::server::chain(&error);
-                    tracing::warn!(vm = %vm, pool = %record.name, error, "a prepared VM did not wake up");
-                    if let Err(error) = self.end(&vm).await {
-                        tracing::warn!(vm = %vm, error = crate::server::chain(&error), "it stays");
-                    }
+                    let text = crate::server::chain(&error);
+                    tracing::warn!(vm = %vm, pool = %record.name, error = text, "a prepared VM did not wake up");
+                    self.clear_away(&vm, &error).await;
                     lock(&self.0.taken).remove(&vm);
                 }
             }
         }
         let vm = self.0.runtime.restore(&record.snapshot, child(&record.name), identity).await?;
         Ok(Claimed { vm, was_ready: false })
+    }
+
+    /// Nothing stays of a VM that did not wake up. One that was not prepared any more is whoever's made it so.
+    async fn clear_away(&self, vm: &VmId, error: &imp_runtime::Error) {
+        if matches!(error, imp_runtime::Error::NotActivated { source: NotActivated::NotPrepared { .. }, .. })
+        {
+            return;
+        }
+        if let Err(error) = self.end(vm).await {
+            tracing::warn!(vm = %vm, error = crate::server::chain(&error), "it stays");
+        }
     }
 
     /// Nobody else gets this one.
@@ -223,11 +263,16 @@ impl Pools {
         }
     }
 
-    fn keep(&self, record: Record) {
+    /// Nobody else begins one of this name.
+    fn begin(&self, record: Record) -> Result<(), Error> {
+        let mut keepers = self.keepers();
+        if keepers.contains_key(&record.name) {
+            return Err(Error::Taken(record.name));
+        }
         let (end, failed) = (CancellationToken::new(), Arc::new(Mutex::new(None)));
-        let filling = fill(self.clone(), record.clone(), end.clone(), Arc::clone(&failed));
-        let task = tokio::spawn(filling);
-        self.keepers().insert(record.name.clone(), Keeper { record, end, failed, task });
+        let task = tokio::spawn(fill(self.clone(), record.clone(), end.clone(), Arc::clone(&failed)));
+        keepers.insert(record.name.clone(), Keeper { record, end, failed, task });
+        Ok(())
     }
 
     /// VMs of pools whose removal was cut short.
@@ -278,6 +323,8 @@ async fn fill(pools: Pools, record: Record, end: CancellationToken, failed: Arc<
                 _ = changes.recv() => continue,
             }
         }
+        let mut claims = pools.0.claims.subscribe();
+        let _ = tokio::time::timeout(CLAIMS_FIRST, claims.wait_for(|claims| *claims == 0)).await;
         // Not left half way, by nobody.
         let Ok(step) = pools.0.under_way.begin() else { return };
         let prepared = pools.0.runtime.prepare(&record.snapshot, child(&record.name)).await;

@@ -64,6 +64,18 @@ pub struct Template {
     pub used_by: Vec<String>,
 }
 
+/// A VM that is put away on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Suspended {
+    pub name: String,
+    pub snapshot: Digest,
+    pub image: String,
+    pub memory_bytes: u64,
+    /// On disk.
+    pub bytes: u64,
+    pub since: SystemTime,
+}
+
 /// A warm pool as it is listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {

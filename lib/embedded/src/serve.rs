@@ -87,7 +87,7 @@ pub enum Error {
         source: io::Error,
     },
     #[error("the VMs cannot be taken over")]
-    Runtime(#[from] imp_runtime::Error),
+    Runtime(#[from] Box<imp_runtime::Error>),
     #[error("the pools cannot be taken over")]
     Pools(#[from] pools::Error),
     #[error("signals cannot be received")]
@@ -122,7 +122,8 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
         qemu: settings.qemu.clone(),
         bridge: settings.bridge.clone(),
     })
-    .await?;
+    .await
+    .map_err(Box::new)?;
     let lanes = listen(layout.lane_socket())?;
     let listener = listen(layout.socket())?;
     let (ending, end) = watch::channel(false);

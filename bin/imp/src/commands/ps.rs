@@ -7,6 +7,7 @@ use clap::Args;
 use imp_runtime::status::{Outcome as VmOutcome, Secrets, State, VmStatus};
 use serde::Serialize;
 
+use crate::commands::suspend;
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output::{Listing, Row};
@@ -19,6 +20,9 @@ pub(crate) struct Ps {
     /// Those that have stopped too
     #[arg(short, long)]
     all: bool,
+    /// Those that `imp suspend` has put away, and no others
+    #[arg(long, conflicts_with = "all")]
+    suspended: bool,
     #[command(flatten)]
     listing: Listing,
 }
@@ -142,6 +146,9 @@ impl Row for Shown {
 
 impl Ps {
     pub(crate) fn run(self, context: &Context) -> Outcome {
+        if self.suspended {
+            return self.list_suspended(context);
+        }
         let vms = context.block_on(async {
             match context.owner_if_any().await? {
                 Some(owner) => anyhow::Ok(owner.list().await?),
@@ -151,6 +158,15 @@ impl Ps {
         let now = SystemTime::now();
         let listed = vms.iter().filter(|vm| self.all || vm.state != State::Stopped);
         self.listing.print(&listed.map(|vm| Shown::new(vm, now)).collect::<Vec<_>>())?;
+        Ok(0)
+    }
+
+    fn list_suspended(self, context: &Context) -> Outcome {
+        let suspended =
+            context.block_on(async { anyhow::Ok(context.owner().await?.suspended().await?) })??;
+        let now = SystemTime::now();
+        let shown = suspended.into_iter().map(|one| suspend::Shown::new(one, now));
+        self.listing.print(&shown.collect::<Vec<_>>())?;
         Ok(0)
     }
 }

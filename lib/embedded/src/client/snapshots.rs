@@ -13,7 +13,7 @@ use tonic::Streaming;
 
 use super::{Error, Owner};
 use crate::name::{PoolName, TemplateName};
-use crate::report::{Pool, Template};
+use crate::report::{Pool, Suspended, Template};
 use crate::wire as convert;
 
 /// A template that is being made.
@@ -148,6 +148,31 @@ impl Owner {
     pub async fn resume(&self, vm: &str) -> Result<VmStatus, Error> {
         let request = wire::ResumeRequest { vm: vm.to_owned() };
         Ok(convert::status_from_wire(self.snapshots().resume(request).await?.into_inner().vm)?)
+    }
+
+    /// Its name, and the digest of its snapshot.
+    pub async fn suspend(&self, vm: &str) -> Result<(String, Digest), Error> {
+        let request = wire::SuspendRequest { vm: vm.to_owned() };
+        let answer = self.snapshots().suspend(request).await?.into_inner();
+        Ok((answer.name, convert::digest_from_wire(&answer.snapshot)?))
+    }
+
+    /// VMs that are put away, those used last first.
+    pub async fn suspended(&self) -> Result<Vec<Suspended>, Error> {
+        let answer = self.snapshots().list_suspended(wire::ListSuspendedRequest {}).await?.into_inner();
+        Ok(answer.suspended.into_iter().map(convert::suspended_from_wire).collect::<Result<_, _>>()?)
+    }
+
+    /// Has one go on, by its name or the beginning of its snapshot's digest.
+    pub async fn wake(&self, suspended: &str) -> Result<VmStatus, Error> {
+        let request = wire::WakeRequest { suspended: suspended.to_owned() };
+        Ok(convert::status_from_wire(self.snapshots().wake(request).await?.into_inner().vm)?)
+    }
+
+    /// Removes one for good.
+    pub async fn discard(&self, suspended: &str) -> Result<String, Error> {
+        let request = wire::DiscardRequest { suspended: suspended.to_owned() };
+        Ok(self.snapshots().discard(request).await?.into_inner().name)
     }
 
     pub async fn create_pool(&self, name: &PoolName, template: &str, size: u32) -> Result<Pool, Error> {

@@ -175,6 +175,53 @@ impl Service for Snapshots {
         let vm = self.0.runtime.resume(&id).await.map_err(|error| refusal(&error))?;
         Ok(Response::new(wire::ResumeResponse { vm: Some(encode(&vm)?) }))
     }
+
+    async fn suspend(
+        &self,
+        request: Request<wire::SuspendRequest>,
+    ) -> Result<Response<wire::SuspendResponse>, Status> {
+        let _step = self.0.under_way.begin()?;
+        let id = self.0.resolve(&request.into_inner().vm)?;
+        let name = self.0.runtime.get(&id).map_err(|error| refusal(&error))?.name.to_string();
+        let snapshot = self.0.runtime.suspend(&id).await.map_err(|error| refusal(&error))?;
+        Ok(Response::new(wire::SuspendResponse { name, snapshot: snapshot.to_string() }))
+    }
+
+    async fn list_suspended(
+        &self,
+        _: Request<wire::ListSuspendedRequest>,
+    ) -> Result<Response<wire::ListSuspendedResponse>, Status> {
+        let suspended = self.0.runtime.suspended().await.map_err(|error| refusal(&error))?;
+        let suspended = suspended.into_iter().map(convert::suspended_to_wire).collect();
+        Ok(Response::new(wire::ListSuspendedResponse { suspended }))
+    }
+
+    async fn wake(
+        &self,
+        request: Request<wire::WakeRequest>,
+    ) -> Result<Response<wire::WakeResponse>, Status> {
+        let step = self.0.under_way.begin()?;
+        let snapshot = self.0.suspended(&request.into_inner().suspended).await?.snapshot;
+        let runtime = self.0.runtime.clone();
+        // Not called off half way with its client.
+        let woken = tokio::spawn(async move {
+            let woken = runtime.wake(&snapshot).await;
+            drop(step);
+            woken
+        });
+        let vm = woken.await.map_err(|_| ended())?.map_err(|error| refusal(&error))?;
+        Ok(Response::new(wire::WakeResponse { vm: Some(encode(&vm)?) }))
+    }
+
+    async fn discard(
+        &self,
+        request: Request<wire::DiscardRequest>,
+    ) -> Result<Response<wire::DiscardResponse>, Status> {
+        let suspended = self.0.suspended(&request.into_inner().suspended).await?;
+        let removed = self.0.runtime.template_remove(&suspended.snapshot).await;
+        removed.map_err(|error| refusal(&error))?;
+        Ok(Response::new(wire::DiscardResponse { name: suspended.name.to_string() }))
+    }
 }
 
 impl Server {
@@ -192,6 +239,25 @@ impl Server {
             let hint = "`imp template ls` lists all, `imp template build` makes one";
             Status::not_found(format!("there is no template {shown:?} ({}); {hint}", chain(&error)))
         })
+    }
+
+    /// The VM that is put away under this name, or whose snapshot's digest begins like this. Names win.
+    async fn suspended(&self, asked: &str) -> Result<imp_runtime::Suspended, Status> {
+        let all = self.runtime.suspended().await.map_err(|error| refusal(&error))?;
+        let hex = asked.strip_prefix("sha256:").unwrap_or(asked);
+        let begins = |one: &imp_runtime::Suspended| hex.len() >= 4 && one.snapshot.hex().starts_with(hex);
+        let named: Vec<_> = all.iter().filter(|one| one.name.as_str() == asked).collect();
+        let meant = if named.is_empty() { all.iter().filter(|one| begins(one)).collect() } else { named };
+        let shown: String = asked.chars().take(100).collect();
+        match meant.as_slice() {
+            [one] => Ok((*one).clone()),
+            [] => {
+                Err(Status::not_found(format!("no VM {shown:?} is put away; `imp ps --suspended` lists all")))
+            }
+            _ => Err(Status::not_found(format!(
+                "{shown:?} fits more than one VM that is put away: use its digest, as `imp ps --suspended` shows it"
+            ))),
+        }
     }
 
     async fn lead(&self, name: Option<TemplateName>, snapshot: Digest) -> Result<(), Status> {

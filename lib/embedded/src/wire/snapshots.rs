@@ -16,7 +16,7 @@ use super::program::{
     variables_to_wire, words_to_wire,
 };
 use super::{Error, nanoseconds, network, path_text, port_from_wire, port_to_wire, time};
-use crate::report::Template;
+use crate::report::{Suspended, Template};
 
 pub(crate) fn template_to_wire(spec: &TemplateSpec) -> wire::TemplateSpec {
     wire::TemplateSpec {
@@ -162,6 +162,28 @@ pub(crate) fn listed_from_wire(template: wire::Template) -> Result<Template, Err
         made: time(template.made_unix_nanoseconds),
         last_used: time(template.last_used_unix_nanoseconds),
         used_by: template.used_by,
+    })
+}
+
+pub(crate) fn suspended_to_wire(suspended: imp_runtime::Suspended) -> wire::Suspended {
+    wire::Suspended {
+        name: suspended.name.to_string(),
+        snapshot: suspended.snapshot.to_string(),
+        image: suspended.image,
+        memory_bytes: suspended.memory.bytes(),
+        bytes: suspended.bytes,
+        since_unix_nanoseconds: nanoseconds(suspended.since),
+    }
+}
+
+pub(crate) fn suspended_from_wire(suspended: wire::Suspended) -> Result<Suspended, Error> {
+    Ok(Suspended {
+        snapshot: digest_from_wire(&suspended.snapshot)?,
+        name: suspended.name,
+        image: suspended.image,
+        memory_bytes: suspended.memory_bytes,
+        bytes: suspended.bytes,
+        since: time(suspended.since_unix_nanoseconds),
     })
 }
 

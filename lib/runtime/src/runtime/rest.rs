@@ -32,6 +32,10 @@ impl Runtime {
     /// Has a paused VM go on. Its guest's clock is set, and its processes run, when this returns.
     pub async fn resume(&self, id: &VmId) -> Result<Arc<VmStatus>, Error> {
         let handle = self.handle(id)?;
+        // One that was just taken over, or is about to be paused, is not paused yet.
+        let mut status = handle.status.clone();
+        let settled = status.wait_for(|vm| vm.state != State::Asleep).await.map(drop);
+        settled.map_err(|_| Error::NoSuchVm { name: id.to_string() })?;
         let (answer, answered) = oneshot::channel();
         self.tell(id, &handle, Message::Resume(answer))?;
         let answer = answered.await.map_err(|_| Error::Ended)?;

@@ -70,7 +70,7 @@ impl Runtime {
             let description = summary.manifest.description;
             let is_away = description.kind == Kind::Suspend && summary.pinned_by.is_empty();
             let Configuration { spec, .. } = serde_json::from_value(description.configuration).ok()?;
-            is_away.then(|| Suspended {
+            is_away.then_some(Suspended {
                 snapshot: summary.digest,
                 name: spec.name,
                 image: spec.base.image,

@@ -79,7 +79,13 @@ fn a_half_written_record_is_never_seen_and_a_damaged_one_is_left_alone_with_its_
         drop(runtime);
         host.assert_nothing_left(&[id, unborn]);
 
-        for damage in [b"".as_slice(), &text[..text.len() / 2], b"{\"format\": 999}"] {
+        // The machine went down before the content of a record was on its disk, and the VM with it.
+        let id = created(&host).await;
+        fs::write(host.vm(&id).join("record.json"), "").unwrap();
+        drop(host.open().await);
+        host.assert_nothing_left(&[id]);
+
+        for damage in [&text[..text.len() / 2], b"{\"format\": 999}"] {
             let id = created(&host).await;
             let record = host.vm(&id).join("record.json");
             fs::write(&record, damage).unwrap();

@@ -37,6 +37,7 @@ pub(crate) enum Then {
     Exec,
     /// Again and again.
     Fork,
+    /// Once it is deaf.
     Pause,
 }
 
@@ -95,7 +96,12 @@ async fn own(orders: Orders) {
             Some(Then::Fork) => {
                 drop(tokio::spawn(async move { super::fork::for_ever(&runtime, &id).await }));
             }
-            Some(Then::Pause) => drop(tokio::spawn(async move { runtime.pause(&id).await })),
+            Some(Then::Pause) => {
+                drop(tokio::spawn(async move {
+                    host::deaf(&runtime, &id).await;
+                    runtime.pause(&id).await
+                }));
+            }
             Some(Then::LetRun) | None => {}
         }
     }

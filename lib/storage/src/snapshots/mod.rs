@@ -64,7 +64,7 @@ pub use error::Error;
 pub use manifest::{Description, Manifest, Part};
 pub use mismatch::{Host, Mismatch};
 use peer::Peer;
-pub(crate) use removal::{listed, sweep, take};
+pub(crate) use removal::{listed, put_away, sweep, take};
 
 use crate::blob::digest::Digest;
 use crate::image::reference::{Archive, Reference};

@@ -9,6 +9,7 @@ use std::io;
 
 use super::arriving::{self, Interrupted};
 use super::error::{Error, write_error};
+use super::manifest::Kind;
 use super::{draft, files, stored, verified};
 use crate::blob::digest::Digest;
 use crate::blob::partial::sync_parent;
@@ -79,6 +80,15 @@ pub(crate) fn listed(layout: &Layout) -> Result<Vec<ListedSnapshot>, Error> {
             last_used,
         });
     }
+    Ok(found)
+}
+
+/// VMs that are put away: nothing else has what they are, so only who asks for one by its digest removes it.
+pub(crate) fn put_away(layout: &Layout) -> Result<Vec<Digest>, Error> {
+    let mut found = stored::digests(layout)?;
+    found.retain(|digest| {
+        stored::manifest(layout, digest).is_ok_and(|manifest| manifest.description.kind == Kind::Suspend)
+    });
     Ok(found)
 }
 

@@ -281,6 +281,20 @@ fn nothing_in_use_is_removed() {
 }
 
 #[test]
+fn a_vm_that_is_put_away_is_never_cleaned_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let description = Description { kind: manifest::Kind::Suspend, template: None, ..fixture::description() };
+    let away = store.snapshots().commit(fixture::draft(&store, 1), description, Keeping::Durable).unwrap();
+    let digest = away.digest;
+    drop(away);
+    for scope in [PruneScope::Unnamed, PruneScope::Unused] {
+        assert_eq!(store.prune(scope).unwrap().snapshots, []);
+    }
+    assert!(store.snapshots().remove(&digest).unwrap() > 0);
+}
+
+#[test]
 fn the_least_recently_used_snapshot_makes_room_for_a_new_one() {
     let folder = tempfile::tempdir().unwrap();
     let options = StoreOptions { size_limit: Some(100 << 10), ..StoreOptions::default() };

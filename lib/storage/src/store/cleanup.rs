@@ -120,6 +120,7 @@ fn look(store: &Store, removing: &StoreLock) -> Result<Seen, Error> {
     let images = records::images(layout)?;
     let mut held: BTreeSet<Digest> = leased(layout, removing)?.into_iter().collect();
     held.extend(pins::list(layout)?.into_iter().map(|pin| pin.key));
+    held.extend(snapshots::put_away(layout)?);
     let listed_images: Vec<ListedImage> = images
         .iter()
         .map(|record| ListedImage {

@@ -8,10 +8,10 @@ use crate::exit::Outcome;
 use crate::output;
 use crate::value::show_bytes;
 
-/// Remove images that no name leads to
+/// Remove images that no name leads to, and snapshots of templates that have been made anew
 #[derive(Debug, Args)]
 pub(crate) struct Prune {
-    /// Every image that no VM uses
+    /// Every image that no VM uses, and every template that no VM and no pool uses
     #[arg(short, long)]
     all: bool,
 }
@@ -30,5 +30,6 @@ impl Prune {
 pub(crate) fn tell(removed: &Removed) -> std::io::Result<()> {
     let names = removed.names.iter().map(|name| format!("removed name {}\n", name.familiar()));
     let images = removed.images.iter().map(|digest| format!("removed image {digest}\n"));
-    output::print(&names.chain(images).collect::<String>())
+    let snapshots = removed.snapshots.iter().map(|digest| format!("removed snapshot {digest}\n"));
+    output::print(&names.chain(images).chain(snapshots).collect::<String>())
 }

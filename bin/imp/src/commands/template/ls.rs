@@ -81,7 +81,7 @@ impl Shown {
 
 impl Row for Shown {
     const HEADINGS: &'static [&'static str] =
-        &["TEMPLATE", "DIGEST", "IMAGE", "MEMORY", "VMM", "MADE", "SIZE", "VMS"];
+        &["TEMPLATE", "DIGEST", "IMAGE", "MEMORY", "VMM", "MADE", "SIZE", "USES"];
 
     fn cells(&self) -> Vec<String> {
         let names = if self.names.is_empty() { "<none>".to_owned() } else { self.names.join(", ") };

@@ -116,19 +116,18 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
 
 /// That of a snapshot is mapped privately: what the guest writes is the machine's own.
 fn memory(boot: &BootConfig) -> String {
-    let mut memory = json!({
-        "id": MEMORY, "size": boot.memory.bytes(), "share": false,
-        // Named by the id alone, whatever the version of QEMU would do.
-        "x-use-canonical-path-for-ramblock-id": false,
-    });
-    let backend = match &boot.origin {
-        Origin::Boot => "memory-backend-ram",
-        Origin::Snapshot(files) => {
-            memory["mem-path"] = json!(files.memory);
-            "memory-backend-file"
-        }
+    // Named by the id alone, whatever the version of QEMU would do.
+    const BY_ID: &str = "x-use-canonical-path-for-ramblock-id";
+    let size = boot.memory.bytes();
+    let memory = match &boot.origin {
+        Origin::Boot => json!({
+            "qom-type": "memory-backend-ram", "id": MEMORY, "size": size, "share": false, BY_ID: false,
+        }),
+        Origin::Snapshot(files) => json!({
+            "qom-type": "memory-backend-file", "id": MEMORY, "size": size, "share": false, BY_ID: false,
+            "mem-path": files.memory,
+        }),
     };
-    memory["qom-type"] = backend.into();
     memory.to_string()
 }
 

@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn a_page_that_comes_again_is_the_later_one() {
         let stream = stream(600);
-        let again = (3 * PAGE_SIZE | ZERO).to_be_bytes();
+        let again = ((3 * PAGE_SIZE) | ZERO).to_be_bytes();
         // In the last part.
         let at = stream.len() - b"devices".len() - 5 - 8;
         let mut changed = stream[..at].to_vec();
