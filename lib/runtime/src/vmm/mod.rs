@@ -243,7 +243,9 @@ pub(crate) enum Error {
          run the machine (--driver qemu)"
     )]
     StreamNetwork,
-    #[error("QEMU does not limit what goes over a network: leave --network-bps and --network-pps out, or use Firecracker")]
+    #[error(
+        "QEMU does not limit what goes over a network: leave --network-bps and --network-pps out, or use Firecracker"
+    )]
     NoNetworkLimit,
     #[error("cannot start {}", program.display())]
     Spawn {

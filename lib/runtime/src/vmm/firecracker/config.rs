@@ -6,7 +6,9 @@ use super::api::Request;
 use super::room;
 use super::version::Clock;
 use crate::vmm::snapshot::SnapshotKind;
-use crate::vmm::{Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Error, NetworkDevice, NetworkLimit, Origin};
+use crate::vmm::{
+    Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Error, NetworkDevice, NetworkLimit, Origin,
+};
 
 /// The port on which the guest's agent listens, and at which it knocks on its host.
 pub(super) const CHANNEL_PORT: u32 = 10_000;

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
 
-use super::{jail, privileges};
 use super::version::{self, Unusable, Version};
+use super::{jail, privileges};
 use crate::vmm::kvm;
 use crate::vmm::memory::{self, Freshness};
 

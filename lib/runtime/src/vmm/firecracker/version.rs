@@ -44,7 +44,9 @@ impl Version {
     /// takes a kernel that can set a guest's clock by its own.
     pub(crate) fn clock(self, kernel_release: &str) -> Clock {
         let mut numbers = kernel_release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return Clock::Unsaid };
+        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+            return Clock::Unsaid;
+        };
         if self > FAULTY && (major, minor) >= CLOCK_KERNEL { Clock::GoesOn } else { Clock::Unsaid }
     }
 }
