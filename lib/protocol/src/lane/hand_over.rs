@@ -175,7 +175,8 @@ mod tests {
         let (ours, mut agents) = UnixStream::pair().unwrap();
         let (owner, _client) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        let shared = Shared { stream: ours, number: 1, call_ended: AtomicBool::new(false), _owner: Some(owner) };
+        let shared =
+            Shared { stream: ours, number: 1, call_ended: AtomicBool::new(false), _owner: Some(owner) };
         let mut lane = Lane(Arc::new(shared));
         agents.write_all(b"rest").unwrap();
         let reader = std::thread::spawn({
