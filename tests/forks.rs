@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use imp_testkit::imp::{Imp, wait_until};
 
-use super::driver::on_driver;
+use super::promises::driver::on_driver;
 use super::templates::json;
 use crate::DRIVER;
 

@@ -1,6 +1,7 @@
 //! VMs live on by themselves: detached, listed, logged, stopped, and adopted by a new owner when the old one dies.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use imp_testkit::imp::{Imp, finish, wait_until};
@@ -66,7 +67,12 @@ fn recorded_stage(imp: &Imp) -> Option<String> {
 
 /// Stops the command when its VM is on record; whether it has not asked for the start yet.
 fn stopped_before_the_start(imp: &Imp, command: Pid) -> anyhow::Result<bool> {
-    wait_until("a VM is on record", || Ok(recorded_stage(imp).is_some()))?;
+    // The owner syncs the record before it answers the command: who looks all the time sees it sooner.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while recorded_stage(imp).is_none() {
+        anyhow::ensure!(Instant::now() < deadline, "no VM is on record");
+        std::thread::yield_now();
+    }
     kill_process(command, Signal::STOP)?;
     // The owner has heard by then what it was told before.
     imp.run(["ps"])?.good()?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Context as _;
 use imp_testkit::imp::{Imp, finish, wait_until};
 
-use super::driver::on_driver;
+use super::promises::driver::on_driver;
 use super::templates::{build, json};
 use crate::DRIVER;
 

@@ -8,11 +8,14 @@ const DRIVER: Driver = Driver::Qemu;
 mod client;
 mod crash;
 mod egress;
+mod forks;
 mod images;
 mod life;
 mod owner_storm;
+mod pools;
 #[path = "list.rs"]
 mod promises;
 mod pull;
+mod templates;
 mod terminal;
 mod words;

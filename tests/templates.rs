@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use imp_testkit::imp::Imp;
 use serde_json::Value;
 
-use super::driver::on_driver;
+use super::promises::driver::on_driver;
 use crate::DRIVER;
 
 const IMAGE: &str = "imp.test/busybox";
