@@ -11,7 +11,7 @@ use crate::DRIVER;
 const IN_NODE: Duration = Duration::from_secs(600);
 
 /// Call it first in the test, and do everything else in `test`.
-pub(super) fn on_driver(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub(crate) fn on_driver(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     match DRIVER {
         Driver::Qemu => test(),
         Driver::Firecracker => {
