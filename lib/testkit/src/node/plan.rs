@@ -48,7 +48,7 @@ impl Machine<'_> {
         let memory = format!("{}M", self.memory_mib);
         let mut arguments = vec![self.qemu.display().to_string()];
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-        option("-accel", "tcg,thread=multi".to_owned());
+        option("-accel", "tcg,thread=single".to_owned());
         option("-machine", "q35,memory-backend=memory".to_owned());
         option("-cpu", format!("EPYC,+svm,+npt,-{}", NOT_EMULATED.join(",-")));
         option("-smp", "1".to_owned());

@@ -58,7 +58,10 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
             args.pair("-cpu", "host");
         }
         Accelerator::Emulation => {
-            args.pair("-accel", format!("tcg,thread=multi,tb-size={TRANSLATION_CACHE_MIB}"));
+            // A thread for each processor loses a timer's interrupt now and then, just when the processor halts: the guest then
+            // stands still for good. One processor needs no threads.
+            let threads = if boot.cpus.get() == 1 { "single" } else { "multi" };
+            args.pair("-accel", format!("tcg,thread={threads},tb-size={TRANSLATION_CACHE_MIB}"));
             // String instructions are emulated byte by byte, and a guest that sees `erms` copies and clears with them.
             args.pair("-cpu", "max,-erms");
         }
