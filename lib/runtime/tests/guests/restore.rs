@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::bridge::{bridged, nothing_of_ours, on_own_host, reaches, uplink};
 use super::driver::{makes_none, on_driver};
 use super::fork::forked;
-use super::host::{Host, LONG, exec, kill, outcome, reachable};
+use super::host::{Host, LONG, exec, kill, outcome};
 use super::owner::Owner;
 use super::template::{Reached, end, template};
 
@@ -227,7 +227,21 @@ fn an_owner_killed_at_any_step_of_a_restore_leaves_a_vm_that_is_whole_or_none() 
                     State::Prepared => {
                         runtime.activate(&vm.id, Identity::default()).await.unwrap();
                     }
-                    State::Running => reachable(&runtime, &vm.id).await,
+                    // Or it ends: nobody had been told of it.
+                    State::Running => {
+                        let gone = async {
+                            while runtime.connection(&vm.id).await.is_err() {
+                                if runtime.watch(&vm.id).is_err() {
+                                    return true;
+                                }
+                                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                            }
+                            false
+                        };
+                        if timeout(LONG, gone).await.expect("in time") {
+                            continue;
+                        }
+                    }
                     _ => {
                         // It may have gone meanwhile.
                         let Ok(mut watch) = runtime.watch(&vm.id) else { continue };
