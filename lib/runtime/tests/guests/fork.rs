@@ -176,9 +176,13 @@ fn a_parent_whose_owner_is_killed_while_it_sleeps_is_woken_by_the_next() {
         let spec = host.spec("parent", &["sleep", "1000"]);
         let mut owner = Owner::start(&host, host.config(), vec![(spec, Then::Fork)]);
         let parent = owner.until(|status| status.state == State::Asleep);
-        // What is written last: the machine stands still.
+        // What Firecracker writes last: the machine stands still. QEMU writes no file of its own.
         let jail = host.vm(&parent.id);
-        wait_until("its memory is written", || walk(&jail).iter().any(|path| path.ends_with("memory.new")));
+        if matches!(crate::DRIVER, imp_runtime::DriverChoice::Firecracker) {
+            wait_until("its memory is written", || {
+                walk(&jail).iter().any(|path| path.ends_with("memory.new"))
+            });
+        }
         owner.kill();
         let runtime = host.open().await;
         reachable(&runtime, &parent.id).await;
