@@ -73,6 +73,10 @@ impl Runtime {
         if children.iter().all(Result::is_err) {
             self.forget(digest).await;
         }
+        // Whoever asked finds the parent as it was. It may have ended meanwhile, which is no fault of the fork.
+        if let Ok(handle) = self.handle(id) {
+            self.roused(&handle).await;
+        }
         Ok(Forked { children, paused })
     }
 

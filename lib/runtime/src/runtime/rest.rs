@@ -71,6 +71,11 @@ impl Runtime {
         {
             tracing::debug!(vm = %id, %error, "it is ended as it is");
         }
+        self.roused(handle).await;
+    }
+
+    /// Waits for a VM that was put to sleep to go on, or to end.
+    pub(super) async fn roused(&self, handle: &Handle) {
         let mut status = handle.status.clone();
         let _ = timeout(ASLEEP, status.wait_for(|vm| vm.state != State::Asleep)).await;
     }

@@ -146,7 +146,6 @@ fn a_parent_whose_fork_fails_goes_on_and_one_that_ends_meanwhile_leaves_nothing(
         let forked = runtime.fork(&parent, request(&["parent"])).await.unwrap();
         assert!(matches!(forked.children[0], Err(Error::NameTaken { .. })));
         nothing_written_down(&host);
-        running(&runtime, &parent).await;
         assert_eq!(exec(&runtime, &parent, "echo here").await, ("here\n".into(), 0));
         // Its machine is killed while it is written down.
         let fork = runtime.fork(&parent, request(&["child"]));
