@@ -1,18 +1,12 @@
 //! Kill -9 of a command or of the owner at any point: what comes next works, and nothing is left behind.
 
 use std::fs;
-use std::io::Write;
 
 use imp_testkit::imp::{Imp, finish, wait_until};
-use imp_testkit::small_disk::SmallDisk;
 
 use crate::DRIVER;
 
 const IMAGE: &str = "imp.test/busybox";
-
-fn state(imp: &Imp, vm: &str) -> anyhow::Result<String> {
-    Ok(imp.inspect(vm)?.pointer("/state").and_then(|state| state.as_str()).unwrap_or_default().to_owned())
-}
 
 #[test]
 fn an_owner_that_is_killed_while_a_vm_boots_leaves_a_vm_that_failed() -> anyhow::Result<()> {
@@ -20,12 +14,12 @@ fn an_owner_that_is_killed_while_a_vm_boots_leaves_a_vm_that_failed() -> anyhow:
     let child =
         imp.command(["run", "-d", "--name", "web", "--network", "none", IMAGE, "sleep", "1000"]).spawn()?;
     wait_until("it boots", || {
-        Ok(imp.run(["inspect", "web"])?.code == Some(0) && state(&imp, "web")? == "starting")
+        Ok(imp.run(["inspect", "web"])?.code == Some(0) && imp.state("web")? == "starting")
     })?;
     imp.kill_owner()?;
     let came = finish(child)?;
     assert!(came.code == Some(125) && came.stderr.contains("owner"), "{}", came.stderr);
-    wait_until("its end is known", || Ok(state(&imp, "web")? == "stopped"))?;
+    wait_until("its end is known", || Ok(imp.state("web")? == "stopped"))?;
     assert_eq!(imp.run(["rm", "web"])?.good()?, "web\n");
     imp.end()
 }
@@ -65,28 +59,11 @@ fn an_owner_that_is_killed_under_an_exec_a_copy_and_a_stop_leaves_nothing() -> a
         Ok(imp.run(["exec", "web", "sh", "-c", sleepers])?.stdout == "0\n")
     })?;
     let stop = imp.command(["stop", "web"]).spawn()?;
-    wait_until("it stops", || Ok(state(&imp, "web")? == "stopping"))?;
+    wait_until("it stops", || Ok(imp.state("web")? == "stopping"))?;
     imp.kill_owner()?;
     assert_eq!(finish(stop)?.code, Some(1));
     // The program was asked to end and did not; the new owner's user decides.
     imp.run(["rm", "-f", "web"])?.good()?;
-    imp.end()
-}
-
-#[test]
-fn a_run_that_is_killed_leaves_its_vm_to_its_user() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox(DRIVER)?;
-    let mut child = imp
-        .command(["run", "-i", "--name", "web", "--network", "none", IMAGE, "sh", "-c", "cat; exit 6"])
-        .stdin(std::process::Stdio::piped())
-        .spawn()?;
-    wait_until("it runs", || {
-        Ok(imp.run(["ps", "-o", "name"])?.good()? == "web\n" && state(&imp, "web")? == "running")
-    })?;
-    child.kill()?;
-    child.wait()?;
-    // Its input is closed, and so the program ends by itself.
-    assert_eq!(imp.run(["wait", "web"])?.good()?, "6\n");
     imp.end()
 }
 
@@ -117,42 +94,11 @@ fn a_copy_and_a_stop_that_are_killed_leave_a_vm_that_works_and_stops() -> anyhow
     assert_eq!(imp.run(["exec", "web", "cat", "/in/large"])?.good()?, "whole");
 
     let mut stop = imp.command(["stop", "web"]).spawn()?;
-    wait_until("it stops", || Ok(state(&imp, "web")? == "stopping"))?;
+    wait_until("it stops", || Ok(imp.state("web")? == "stopping"))?;
     stop.kill()?;
     stop.wait()?;
     imp.run(["exec", "web", "touch", "/end"])?.good()?;
     assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
-    imp.end()
-}
-
-#[test]
-fn a_disk_of_the_host_that_fills_up_is_an_error_in_the_guest_and_no_more() -> anyhow::Result<()> {
-    let imp = Imp::with_busybox(DRIVER)?;
-    let vms = imp.data().join("vms");
-    fs::create_dir_all(&vms)?;
-    let disk = SmallDisk::mount(&vms, "80m")?;
-    let script = "trap 'exit 4' TERM; while :; do echo line; sleep 0.1; done";
-    let line =
-        ["run", "-d", "--name", "web", "--network", "none", "--disk", "64m", IMAGE, "sh", "-c", script];
-    imp.run(line)?.good()?;
-    let mut rest = fs::File::create(vms.join("rest"))?;
-    while rest.write_all(&[1; 4 << 10]).is_ok() {}
-    let fill = "dd if=/dev/urandom of=/filled bs=1M count=24 conv=fsync";
-    let came = imp.run(["exec", "web", "sh", "-c", fill])?;
-    assert_ne!(came.code, Some(0), "{}", came.stderr);
-    assert!(came.stderr.contains("filled"), "{}", came.stderr);
-    // Its output is lost, and its program goes on; so does everything that does not write.
-    assert_eq!(imp.run(["exec", "web", "echo", "alive"])?.good()?, "alive\n");
-    assert_eq!(state(&imp, "web")?, "running");
-    drop(rest);
-    fs::remove_file(vms.join("rest"))?;
-    let lines = |imp: &Imp| anyhow::Ok(imp.run(["logs", "web"])?.good()?.lines().count());
-    let before = lines(&imp)?;
-    wait_until("output is recorded again", || Ok(lines(&imp)? > before))?;
-    imp.run(["stop", "web"])?.good()?;
-    assert_eq!(imp.run(["wait", "web"])?.good()?, "4\n");
-    imp.run(["rm", "web"])?.good()?;
-    drop(disk);
     imp.end()
 }
 

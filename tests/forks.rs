@@ -1,7 +1,7 @@
 //! A VM that runs is forked: its children go on from where it is, and it goes on too. And one stands still until it is told to go on.
 
 use anyhow::Context as _;
-use imp_testkit::imp::{Imp, wait_until};
+use imp_testkit::imp::{Imp, finish, wait_until};
 
 use super::promises::driver::on_driver;
 use super::templates::json;
@@ -71,10 +71,29 @@ fn a_suspended_vm_is_on_disk_until_it_goes_on_as_the_one_it_was() -> anyhow::Res
         let booted = imp.run(["exec", "vm", "cat", boot])?.good()?;
         assert_eq!(imp.run(["suspend", "vm"])?.good()?, "vm\n");
         assert_eq!(imp.run(["ps", "-aq"])?.good()?, "");
+        let digest = imp.run(["ps", "--suspended", "-q"])?.good()?.trim().to_owned();
+        // It does not go on beside another one of its name.
+        imp.run(["run", "-d", "--name", "vm", "--network", "none", IMAGE, "sleep", "1000"])?.good()?;
+        let came = imp.run(["resume", &digest])?;
+        assert!(came.code == Some(1) && came.stderr.contains("by its id"), "{}", came.stderr);
+        imp.run(["rm", "-f", "vm"])?.good()?;
         // Nor does a clean-up take it.
         imp.run(["prune", "-a"])?.good()?;
         assert_eq!(imp.run(["ps", "--suspended", "-o", "name"])?.good()?, "vm\n");
-        imp.run(["resume", "vm"])?.good()?;
+        // It is nobody's template, and not removed by what may be meant as the beginning of an id.
+        for line in [
+            vec!["template", "rm", &digest],
+            vec!["template", "verify", &digest],
+            vec!["template", "inspect", &digest],
+            vec!["run", "-d", "--template", &digest],
+        ] {
+            let came = imp.run(&line)?;
+            assert_ne!(came.code, Some(0), "{line:?}");
+            assert!(came.stderr.contains("no template"), "{line:?}: {}", came.stderr);
+        }
+        let beginning = digest.get("sha256:".len()..).and_then(|hex| hex.get(..8)).context("no digest")?;
+        assert_eq!(imp.run(["rm", "-f", beginning])?.code, Some(1));
+        imp.run(["resume", beginning])?.good()?;
         says(&imp, "vm", "kept")?;
         assert_eq!(imp.run(["exec", "vm", "cat", boot])?.good()?, booted);
         say(&imp, "vm", "again")?;
@@ -102,6 +121,51 @@ fn a_paused_vm_stands_still_until_it_is_resumed() -> anyhow::Result<()> {
         imp.run(["resume", "vm"])?.good()?;
         say(&imp, "vm", "again")?;
         says(&imp, "vm", "again")?;
+        imp.end()
+    })
+}
+
+#[test]
+fn a_fork_while_files_are_copied_out_and_in_leaves_copies_that_are_whole_or_have_failed() -> anyhow::Result<()>
+{
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        start(&imp)?;
+        says(&imp, "vm", "first")?;
+        let large = imp.folder().join("large");
+        std::fs::write(&large, vec![7; 24 << 20])?;
+        imp.run(["cp", "large", "vm:/large"])?.good()?;
+        // Nobody reads it: it is under way until the fork.
+        let out = imp.command(["cp", "vm:/large", "-"]).spawn()?;
+        let into = imp.command(["cp", "large", "vm:/second"]).spawn()?;
+        wait_until("a copy is under way", || {
+            Ok(imp.run(["exec", "vm", "sh", "-c", "ls -A / | grep -c second"])?.stdout != "0\n")
+        })?;
+        imp.run(["fork", "--name", "child", "vm"])?.good()?;
+        let (out, into) = (finish(out)?, finish(into)?);
+        assert!(
+            out.code != Some(0) || out.stdout.len() > 24 << 20,
+            "{:?}: half a copy counts as one",
+            out.code
+        );
+        let sum = |vm: &str, file: &str| {
+            imp.run(["exec", vm, "md5sum", file])
+                .map(|came| came.stdout.split(' ').next().unwrap_or_default().to_owned())
+        };
+        assert_eq!(sum("child", "/large")?, sum("vm", "/large")?);
+        if into.code == Some(0) {
+            assert_eq!(sum("vm", "/second")?, sum("vm", "/large")?);
+        } else {
+            assert!(into.stderr.starts_with("error: "), "{}", into.stderr);
+        }
+        // Copies work again, from both.
+        for vm in ["vm", "child"] {
+            imp.run(["cp", &format!("{vm}:/large"), &format!("{vm}-large")])?.good()?;
+            assert!(
+                std::fs::read(imp.folder().join(format!("{vm}-large")))? == std::fs::read(&large)?,
+                "{vm}"
+            );
+        }
         imp.end()
     })
 }

@@ -4,6 +4,8 @@ pub(crate) mod driver;
 mod exec;
 mod files;
 mod init;
+mod interrupted;
+mod memory;
 pub(crate) mod network;
 mod owner;
 mod program;

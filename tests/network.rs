@@ -15,7 +15,7 @@ pub(crate) const IMAGE: &str = "imp.test/busybox";
 
 /// A script that says what each of these addresses says at port 80, or that it says nothing.
 pub(crate) fn asks(addresses: &[&str]) -> String {
-    let ask = |to: &&str| format!("echo {to}: $(timeout 10 nc -w 3 {to} 80 </dev/null 2>/dev/null)");
+    let ask = |to: &&str| format!("echo {to}: $(timeout 60 nc -w 20 {to} 80 </dev/null 2>/dev/null)");
     addresses.iter().map(ask).collect::<Vec<_>>().join("; ")
 }
 

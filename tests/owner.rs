@@ -113,3 +113,37 @@ fn a_run_whose_owner_dies_between_the_creation_of_its_vm_and_its_start_makes_it_
         imp.end()
     })
 }
+
+#[test]
+fn a_run_with_rm_whose_program_ends_between_two_owners_has_all_its_output_and_its_exit_status()
+-> anyhow::Result<()> {
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        let script = "echo first; until [ -e /go ]; do sleep 0.1; done; seq 1000; exit 5";
+        let line = ["run", "--rm", "--name", "web", "--network", "none", IMAGE, "sh", "-c", script];
+        let child = imp.command(line).spawn()?;
+        let command = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no pid")?;
+        wait_until("it runs", || Ok(imp.run(["logs", "web"])?.stdout == "first\n"))?;
+        // The command does not look for another owner meanwhile.
+        kill_process(command, Signal::STOP)?;
+        let end = "(sleep 1; touch /go) >/dev/null 2>&1 &";
+        imp.run(["exec", "web", "sh", "-c", end])?.good()?;
+        imp.kill_owner()?;
+        let state = || -> anyhow::Result<Option<String>> {
+            let listed: serde_json::Value =
+                serde_json::from_str(&imp.run(["ps", "-a", "-o", "json"])?.good()?)?;
+            Ok(listed.pointer("/0/state").and_then(|state| state.as_str()).map(str::to_owned))
+        };
+        wait_until("it has ended", || Ok(matches!(state()?.as_deref(), None | Some("stopped"))))?;
+        kill_process(command, Signal::CONT)?;
+        let came = finish(child)?;
+        let expected: String = ["first\n".to_owned()]
+            .into_iter()
+            .chain((1..=1000).map(|number| format!("{number}\n")))
+            .collect();
+        assert_eq!((came.code, came.stdout), (Some(5), expected), "{}", came.stderr);
+        // Nobody else is waited for.
+        assert_eq!(imp.run(["ps", "-aq"])?.good()?, "");
+        imp.end()
+    })
+}

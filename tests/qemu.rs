@@ -5,10 +5,13 @@ use imp_testkit::imp::Driver;
 /// What runs the guests of these tests.
 const DRIVER: Driver = Driver::Qemu;
 
+mod carry;
 mod client;
 mod crash;
 mod egress;
 mod forks;
+mod husk;
+mod husk_crash;
 mod images;
 mod life;
 mod owner_storm;

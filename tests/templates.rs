@@ -13,7 +13,7 @@ const IMAGE: &str = "imp.test/busybox";
 
 /// A template whose program holds a word in its memory.
 pub(super) fn build(imp: &Imp, name: &str) -> anyhow::Result<String> {
-    let script = "word=ready; while :; do [ ! -e /say ] || { word=$(cat /say); rm /say; }; echo $word >/said; sleep 0.1; done";
+    let script = "word=ready; while :; do [ ! -e /say ] || { word=$(cat /say); rm /say; }; echo $word >/new; mv /new /said; sleep 0.1; done";
     let line = ["template", "build", "--network", "none", "-m", "128m", "--init", "echo one >/prepared"];
     let wait = ["--wait-command", "grep -q ready /said", name, IMAGE, "--", "sh", "-c", script];
     Ok(imp.run(line.iter().chain(&wait))?.good()?.trim().to_owned())
@@ -63,19 +63,26 @@ fn a_secret_is_in_the_guest_and_nowhere_on_the_host_and_is_forked_only_when_that
             imp.command(["run", "-d", "--template", "ready", "--name", "vm", "--secret", "TOKEN"]);
         imp_testkit::imp::finish(command.env("TOKEN", "hunter2-hunter2").spawn()?)?.good()?;
         assert_eq!(imp.run(["exec", "vm", "sh", "-c", "echo $TOKEN"])?.good()?, "hunter2-hunter2\n");
-        // What the guest itself wrote to its disk is the guest's.
-        let records = Command::new("grep")
-            .args(["-rl", "hunter2-hunter2", "--exclude=scratch.img", "--exclude-dir=jail"])
-            .arg(imp.folder())
-            .output()?;
-        assert_eq!(String::from_utf8(records.stdout)?, "");
+        // Disks, and the memory of the template, among it.
+        let holds = || -> anyhow::Result<Vec<String>> {
+            let mut grep = Command::new("grep");
+            let grep =
+                grep.args(["-rlaF", "--devices=skip", "hunter2-hunter2"]).arg(imp.folder()).output()?;
+            Ok(String::from_utf8(grep.stdout)?.lines().map(str::to_owned).collect())
+        };
+        assert_eq!(holds()?, Vec::<String>::new());
         let inspected = imp.inspect("vm")?;
         assert!(!inspected.to_string().contains("hunter2"));
         assert_eq!(inspected.get("holds_secrets"), Some(&true.into()));
-        let came = imp.run(["fork", "vm"])?;
-        assert_eq!(came.code, Some(1));
-        assert!(came.stderr.contains("--with-secrets"), "{}", came.stderr);
+        for line in [["fork", "vm"], ["suspend", "vm"]] {
+            let came = imp.run(line)?;
+            assert_eq!(came.code, Some(1));
+            assert!(came.stderr.contains("--with-secrets"), "{}", came.stderr);
+        }
         imp.run(["fork", "--with-secrets", "--name", "child", "vm"])?.good()?;
+        // The children's memory begins as that file.
+        let held = holds()?;
+        assert!(!held.is_empty() && held.iter().all(|file| file.ends_with("/memory")), "{held:?}");
         assert_eq!(imp.inspect("child")?.get("holds_secrets"), Some(&true.into()));
         imp.end()
     })
@@ -91,11 +98,19 @@ fn a_build_that_fails_says_where_with_what_the_guest_said_and_leaves_nothing() -
         };
         for (flag, line) in [
             ("--init", "echo no such fitting >&2; exit 3"),
+            ("--init", "echo no such fitting; exit 127"),
             ("--wait-command", "echo no such fitting; false"),
         ] {
             let came = build(flag, line)?;
             assert_eq!(came.code, Some(1));
             assert!(came.stderr.contains("no such fitting"), "{}", came.stderr);
+            // What the machine's console says is somewhere else.
+            let console = came.stderr.lines().find_map(|line| line.strip_prefix("its console is in "));
+            let console = std::fs::read_to_string(console.context("no console")?)?;
+            assert!(!console.trim().is_empty());
+            for line in console.lines().filter(|line| !line.trim().is_empty()) {
+                assert!(!came.stderr.contains(line), "{line:?} is shown: {}", came.stderr);
+            }
         }
         assert_eq!(imp.run(["template", "ls", "-q"])?.good()?, "");
         imp_testkit::imp::wait_until("its machine is gone", || {
@@ -119,6 +134,12 @@ fn the_pages_of_a_template_are_there_once_for_all_its_vms() -> anyhow::Result<()
         }
         let number = |name: &str| report.get(name).and_then(Value::as_u64).context("no number");
         ensure!(number("AggregatePhysical")? < number("NaiveSum")?, "{report}");
+        assert_eq!(imp.run(["ps", "-aq"])?.good()?, "");
+        // Called off it leaves none of its VMs.
+        let mut probe = imp.command(["probe", "cow", "--template", "ready", "-n", "64"]).spawn()?;
+        imp_testkit::imp::wait_until("it has made one", || Ok(!imp.run(["ps", "-q"])?.good()?.is_empty()))?;
+        Command::new("kill").args(["-INT", &probe.id().to_string()]).status()?;
+        assert_eq!(probe.wait()?.code(), Some(130));
         assert_eq!(imp.run(["ps", "-aq"])?.good()?, "");
         imp.end()
     })

@@ -21,7 +21,7 @@ fn the_outside_is_reached_and_this_machines_loopback_is_not() -> anyhow::Result<
             let local = TcpListener::bind("127.0.0.1:80")?;
             local.set_nonblocking(true)?;
             // Input that does not end: passt may lose the end of a connection whose other half the guest has closed.
-            let ask = |to: &str| format!("echo {to}: $(timeout 20 nc -w 5 {to} 80 <>/open 2>/dev/null); ");
+            let ask = |to: &str| format!("echo {to}: $(timeout 60 nc -w 20 {to} 80 <>/open 2>/dev/null); ");
             let reached = [SERVER, PUBLIC_SERVER].map(ask).concat();
             // The guest's own loopback, its gateway, and the machine by its own address.
             let not_reached = ["127.0.0.1", "10.0.2.2", HOST].map(ask).concat();

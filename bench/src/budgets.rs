@@ -2,11 +2,13 @@
 
 mod copy;
 mod exec;
+mod husk;
 mod image;
 mod lab;
 mod memory;
 mod programs;
 mod run;
+mod snapshots;
 
 use crate::report::Line;
 
@@ -19,6 +21,10 @@ pub(crate) const ALL: &[Group] = &[
     ("exec", exec::measure),
     ("copy", copy::measure),
     ("memory", memory::measure),
+    ("husk", husk::measure),
+    ("activation", snapshots::activation::measure),
+    ("fork", snapshots::fork::measure),
+    ("density", snapshots::density::measure),
 ];
 
 /// Of VMs in Firecracker.
@@ -27,4 +33,7 @@ pub(crate) const LAB: &[Group] = &[
     ("exec", exec::measure_in_firecracker),
     ("copy", lab::copy::measure),
     ("network", lab::network::measure),
+    ("activation", snapshots::activation::measure_in_firecracker),
+    ("fork", snapshots::fork::measure_in_firecracker),
+    ("density", snapshots::density::measure_in_firecracker),
 ];

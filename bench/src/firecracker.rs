@@ -19,7 +19,7 @@ use crate::programs::run;
 
 pub(crate) const MEMORY_MIB: u32 = 128;
 /// The port of the guest's agent, and of the host at which it knocks.
-const CHANNEL: u32 = 10_000;
+pub(crate) const CHANNEL: u32 = 10_000;
 const PATIENCE: Duration = Duration::from_secs(180);
 /// What Firecracker itself adds to a command line.
 const ADDED: [&str; 3] = ["virtio_mmio.device=", "root=", "rw"];
@@ -143,7 +143,7 @@ fn drive(id: &str, path: &Path, is_read_only: bool) -> Value {
 }
 
 /// A socket that is about to be there.
-fn connect(path: &Path) -> anyhow::Result<UnixStream> {
+pub(crate) fn connect(path: &Path) -> anyhow::Result<UnixStream> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match UnixStream::connect(path) {
@@ -154,11 +154,15 @@ fn connect(path: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// One call of the API, which answers success with 204.
 fn put(api: &mut UnixStream, path: &str, body: &Value) -> anyhow::Result<()> {
+    call(api, "PUT", path, body)
+}
+
+/// One call of the API, which answers success with 204.
+pub(crate) fn call(api: &mut UnixStream, method: &str, path: &str, body: &Value) -> anyhow::Result<()> {
     let body = body.to_string();
     let request = format!(
-        "PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     api.write_all(request.as_bytes())?;

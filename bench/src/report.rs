@@ -40,6 +40,10 @@ pub(crate) enum Limit {
         ratio: f64,
     },
     AtMost(Quantity),
+    /// Shown beside its floor, and not judged.
+    Shown {
+        floor: Quantity,
+    },
 }
 
 /// A measured budget.
@@ -53,7 +57,7 @@ pub(crate) struct Line {
 impl Line {
     fn ratio(&self) -> f64 {
         match self.limit {
-            Limit::AtMostTimes { floor, .. } => self.ours.number() / floor.number(),
+            Limit::AtMostTimes { floor, .. } | Limit::Shown { floor } => self.ours.number() / floor.number(),
             Limit::AtMost(limit) => self.ours.number() / limit.number(),
         }
     }
@@ -62,6 +66,7 @@ impl Line {
         match self.limit {
             Limit::AtMostTimes { ratio, .. } => self.ratio() <= ratio,
             Limit::AtMost(_) => self.ratio() <= 1.0,
+            Limit::Shown { .. } => true,
         }
     }
 }
@@ -71,8 +76,13 @@ impl fmt::Display for Line {
         let (floor, limit) = match self.limit {
             Limit::AtMostTimes { floor, ratio } => (floor.to_string(), format!("{ratio:.2}x")),
             Limit::AtMost(limit) => ("-".to_owned(), limit.to_string()),
+            Limit::Shown { floor } => (floor.to_string(), "-".to_owned()),
         };
-        let verdict = if self.is_kept() { "ok" } else { "MISS" };
+        let verdict = match self.limit {
+            Limit::Shown { .. } => "-",
+            _ if self.is_kept() => "ok",
+            _ => "MISS",
+        };
         let (ours, ratio) = (self.ours.to_string(), format!("{:.2}x", self.ratio()));
         write!(f, "{:<42} {ours:>11} {floor:>12} {ratio:>8} {limit:>8}  {verdict}", self.name)
     }
@@ -92,6 +102,15 @@ mod tests {
         assert!(line(20, 10, 2.0).is_kept());
         assert!(!line(21, 10, 2.0).is_kept());
         assert!(line(21, 10, 2.0).to_string().ends_with("MISS"));
+    }
+
+    #[test]
+    fn what_has_no_limit_is_shown_with_its_ratio_and_misses_nothing() {
+        let floor = Quantity::Time(Duration::from_millis(10));
+        let shown = Line { limit: Limit::Shown { floor }, ..line(30, 1, 1.0) };
+        assert!(shown.is_kept());
+        let text = shown.to_string();
+        assert!(text.contains("3.00x") && text.ends_with(" -"), "{text}");
     }
 
     #[test]

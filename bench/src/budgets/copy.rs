@@ -19,7 +19,7 @@ use crate::measure::{alternate, time};
 use crate::report::{Limit, Line, Quantity};
 
 const ROUNDS: usize = 7;
-const SIZE: usize = 32 << 20;
+const SIZE: usize = 128 << 20;
 const CHUNK: usize = 64 << 10;
 const FILE: &str = "copied";
 
@@ -36,8 +36,8 @@ while :; do
   # The port reads as ended while no host is connected.
   read -r order <&3 || { /bin/busybox sleep 0.05; continue; }
   case $order in
-    take) /bin/busybox dd bs=64k iflag=fullblock count=512 <&3 of=/dev/null 2>/dev/null; echo taken >&3 ;;
-    give) /bin/busybox dd bs=64k count=512 if=/dev/zero 2>/dev/null >&3 ;;
+    take) /bin/busybox dd bs=64k iflag=fullblock count=2048 <&3 of=/dev/null 2>/dev/null; echo taken >&3 ;;
+    give) /bin/busybox dd bs=64k count=2048 if=/dev/zero 2>/dev/null >&3 ;;
   esac
 done
 "#;
@@ -50,7 +50,7 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
     let folder = machine.scratch()?;
     let bare = template.boot(folder.path(), Some(&initramfs(kept.path(), INIT, &[])?))?;
     let channel = RefCell::new(machine.runtime.block_on(bare.channel())?);
-    let names = ["32 MiB in / raw channel", "32 MiB out / raw channel"];
+    let names = ["128 MiB in / raw channel", "128 MiB out / raw channel"];
     let lines = against(&machine, &vm, &channel, names)?;
     machine.remove(&vm)?;
     Ok(lines)

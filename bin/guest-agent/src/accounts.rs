@@ -10,6 +10,9 @@ const MOST: u64 = 1 << 20;
 /// Supplementary groups the kernel takes (NGROUPS_MAX).
 const MOST_GROUPS: usize = 65_536;
 
+/// Not an id: to the kernel it means that the process keeps the one it has, which is root's.
+const LEAVE_AS_IS: u32 = u32::MAX;
+
 /// Who a process runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Account {
@@ -21,9 +24,13 @@ pub(crate) struct Account {
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Error {
-    #[error("there is no user {0:?} in the guest's /etc/passwd; use a number, or add the user to the image")]
+    #[error(
+        "there is no user {0:?} in the guest's /etc/passwd; use a number below {LEAVE_AS_IS}, or add the user to the image"
+    )]
     NoUser(String),
-    #[error("there is no group {0:?} in the guest's /etc/group; use a number, or add the group to the image")]
+    #[error(
+        "there is no group {0:?} in the guest's /etc/group; use a number below {LEAVE_AS_IS}, or add the group to the image"
+    )]
     NoGroup(String),
 }
 
@@ -46,7 +53,7 @@ impl Accounts {
         let user = if user.is_empty() { "0" } else { user };
         // As other container engines do: a name is looked up first, even one made of digits.
         let entry = self.passwd().find(|entry| entry.name == user.as_bytes());
-        let number = user.parse().ok();
+        let number = number(user.as_bytes());
         let entry = entry.or_else(|| self.passwd().find(|entry| Some(entry.uid) == number));
         let (uid, entry_gid, name, home) = match (entry, number) {
             (Some(entry), _) => (entry.uid, entry.gid, entry.name, entry.home),
@@ -73,7 +80,7 @@ impl Accounts {
 
     fn gid(&self, group: &str) -> Result<u32, Error> {
         let named = self.groups().find(|entry| entry.name == group.as_bytes()).map(|entry| entry.gid);
-        named.or_else(|| group.parse().ok()).ok_or_else(|| Error::NoGroup(group.to_owned()))
+        named.or_else(|| number(group.as_bytes())).ok_or_else(|| Error::NoGroup(group.to_owned()))
     }
 
     fn memberships(&self, user: &[u8], first: u32) -> Vec<u32> {
@@ -126,7 +133,7 @@ struct GroupEntry<'a> {
 }
 
 fn number(field: &[u8]) -> Option<u32> {
-    std::str::from_utf8(field).ok()?.parse().ok()
+    std::str::from_utf8(field).ok()?.parse().ok().filter(|id| *id != LEAVE_AS_IS)
 }
 
 fn read_bounded(path: &Path) -> Vec<u8> {
@@ -180,6 +187,15 @@ mod tests {
         assert_eq!(Accounts::default().resolve("").unwrap().uid, 0);
         assert_eq!(accounts().resolve("nobody"), Err(Error::NoUser("nobody".into())));
         assert_eq!(accounts().resolve("app:nogroup"), Err(Error::NoGroup("nogroup".into())));
+    }
+
+    #[test]
+    fn the_number_that_would_leave_a_process_roots_is_nobodys() {
+        let number = u32::MAX.to_string();
+        assert_eq!(accounts().resolve(&number), Err(Error::NoUser(number.clone())));
+        assert_eq!(accounts().resolve(&format!("app:{number}")), Err(Error::NoGroup(number.clone())));
+        let odd = Accounts { passwd: format!("odd:x:{number}:0::/:\n").into(), group: Vec::new() };
+        assert_eq!(odd.resolve("odd"), Err(Error::NoUser("odd".into())));
     }
 
     #[test]

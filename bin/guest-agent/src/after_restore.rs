@@ -6,6 +6,8 @@
 //!     ▲                      │ Wake(new)
 //!     └── thawed ◄── repaired in order, the connections of hosts before ended
 //! ```
+//! A machine that is awake does not become another one: what has run in it cannot be repaired.
+//!
 //! One task owns this, so a host that hangs up in the middle of a call stops nothing halfway. That a machine is made of a
 //! snapshot is said by its host and never guessed; until it is said, nothing but the agent runs in it, which needs no
 //! random number for that.
@@ -248,23 +250,19 @@ impl Owner {
             tell(&Repairs::of_same_machine(time, None));
             return Ok(WakeResponse { unix_time_nanoseconds: clock::wall(), ..answered.clone() });
         }
+        let asleep = self.asleep.as_mut().ok_or_else(has_gone_on)?;
+        // Nothing runs before it is repaired, however long that takes.
+        asleep.until = None;
+        let asleep_since = asleep.since;
         self.machine.conversations.end_all_but(conversation);
-        if let Some(asleep) = &mut self.asleep {
-            // Nothing runs before it is repaired, however long that takes.
-            asleep.until = None;
-        }
-        let since = self.asleep.map(|asleep| asleep.since);
         let (machine, freezer) = (Arc::clone(&self.machine), Arc::clone(&self.freezer));
         let generation = identity.generation.clone();
         let repairs = crate::blocking(move || {
             kill_what_streams_held(&machine.processes);
             let surroundings = Surroundings {
                 time,
-                asleep_since: since,
-                processes: match since {
-                    Some(_) => freezer.members(),
-                    None => crate::processes::pids(),
-                },
+                asleep_since,
+                processes: freezer.members(),
                 inherited: &machine.inherited,
                 null: &machine.null,
                 hooks_cgroup: freezer.hooks(),
@@ -291,6 +289,13 @@ impl Owner {
         self.machine.gate.open();
         thawed
     }
+}
+
+/// Its host was too slow, or is another one: what ran meanwhile took itself for the machine before.
+fn has_gone_on() -> Status {
+    Status::failed_precondition(
+        "this machine does not sleep: its processes run, unrepaired, as those of the machine before; end it",
+    )
 }
 
 async fn at(time: Option<tokio::time::Instant>) {

@@ -40,7 +40,7 @@ use crate::accounts::Accounts;
 use crate::agent::{Agent, Guest};
 use crate::init::handover;
 
-pub(crate) use self::listing::{count, is_kernel_thread, pids};
+pub(crate) use self::listing::{count, is_kernel_thread};
 pub(crate) use self::process::Scope;
 pub(crate) use self::spec::Life;
 pub(crate) use self::table::Table;

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     attach, completions, cp, doctor, exec, fork, image, inspect, kill, logs, owner, pause, pool,
-    port_forward, probe, prune, ps, resume, rm, run, stop, suspend, template, top, version, wait,
+    port_forward, probe, prune, ps, resume, rm, run, stop, suspend, template, top, update, version, wait,
 };
 use crate::context::Context;
 use crate::exit::{OWN_FAILURE, Outcome};
@@ -90,6 +90,7 @@ pub(crate) enum Command {
     Wait(wait::Wait),
     Inspect(inspect::Inspect),
     Top(top::Top),
+    Update(update::Update),
     PortForward(port_forward::PortForward),
     Fork(fork::Fork),
     Pause(pause::Pause),
@@ -122,6 +123,7 @@ impl Command {
             Self::Wait(command) => command.run(context),
             Self::Inspect(command) => command.run(context),
             Self::Top(command) => command.run(context),
+            Self::Update(command) => command.run(context),
             Self::PortForward(command) => command.run(context),
             Self::Fork(command) => command.run(context),
             Self::Pause(command) => command.run(context),
@@ -153,6 +155,7 @@ impl Command {
             | Self::Wait(_)
             | Self::Inspect(_)
             | Self::Top(_)
+            | Self::Update(_)
             | Self::PortForward(_)
             | Self::Fork(_)
             | Self::Pause(_)
@@ -201,6 +204,7 @@ mod tests {
             "imp run --template t",
             "imp run -d --rm --template t --name n -p 80 -e A=1 --secret B=2",
             "imp run --pool p -e A=1 --secret B=2 --hostname h",
+            "imp run -d --rm --pool p --name n -p 80 -l a=b",
             "imp template build --cpus 2 t image -- program --flag",
         ] {
             assert!(parses(good), "{good}");
@@ -212,8 +216,7 @@ mod tests {
             "imp run --template t --cpus 2",
             "imp run --template t --network none",
             "imp run --template t -v /a:/b",
-            "imp run --pool p --name n",
-            "imp run --pool p --rm",
+            "imp run --pool p --egress deny",
             "imp run --secret A=1 image",
         ] {
             assert!(!parses(bad), "{bad}");

@@ -25,5 +25,6 @@ pub(crate) mod stop;
 pub(crate) mod suspend;
 pub(crate) mod template;
 pub(crate) mod top;
+pub(crate) mod update;
 pub(crate) mod version;
 pub(crate) mod wait;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 
 use crate::args::Arguments;
+use crate::commands::run::flags::explain;
 
 /// Exit status of a command that failed by itself, where that must be told from the program it runs.
 pub(crate) const OWN_FAILURE: u8 = 125;
@@ -73,7 +74,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Prints what clap has to say: help and version are no failures.
-pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn usage(error: clap::Error) -> ExitCode {
+    let error = explain(error);
     // Nobody to tell if even that fails.
     let _ = error.print();
     if !error.use_stderr() {

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return exit::usage(&error),
+        Err(error) => return exit::usage(error),
     };
     let context = match context::Context::new(&arguments.global) {
         Ok(context) => context,

@@ -129,12 +129,18 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
 
 /// Says on stderr what went wrong.
 pub(crate) fn complain(text: &str) {
-    say(&format!("{} {text}", colored(Color::Red, "error:")));
+    say(&format!("{} {}", colored(Color::Red, "error:"), plain(text)));
+}
+
+/// Without what a terminal would obey: errors quote images, registries and guests.
+fn plain(text: &str) -> String {
+    let obeyed = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
+    text.replace(obeyed, "\u{fffd}")
 }
 
 /// Says on stderr what is worth knowing.
 pub(crate) fn warn(text: &str) {
-    say(&format!("{} {text}", colored(Color::Yellow, "warning:")));
+    say(&format!("{} {}", colored(Color::Yellow, "warning:"), plain(text)));
 }
 
 /// Says something on stderr; nobody to tell if that fails.

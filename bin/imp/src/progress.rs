@@ -28,9 +28,14 @@ pub(crate) enum Display {
 
 impl Display {
     pub(crate) fn new(detail: Detail) -> Self {
+        Self::doing(detail, "downloading")
+    }
+
+    /// `what`: is done with what is transferred, as a bar says it.
+    pub(crate) fn doing(detail: Detail, what: &'static str) -> Self {
         match detail {
             Detail::Quiet => Self::Quiet,
-            Detail::Shown if crate::terminal::is_terminal(std::io::stderr()) => Self::Bars(Bars::new()),
+            Detail::Shown if crate::terminal::is_terminal(std::io::stderr()) => Self::Bars(Bars::new(what)),
             Detail::Shown => Self::Lines,
         }
     }
@@ -56,35 +61,30 @@ fn line(event: &Event) -> Option<String> {
         Event::Resolving { name } => Some(format!("{name}: looking it up")),
         Event::Resolved { image, layers } => {
             let size = layers.iter().map(|(_, size)| size).sum();
-            Some(format!("{}: {} layers, {}", short(image), layers.len(), show_bytes(size)))
+            Some(format!("{}: {} layers, {}", image.short(), layers.len(), show_bytes(size)))
         }
-        Event::Present { blob } => Some(format!("{}: already there", short(blob))),
-        Event::Verified { blob } => Some(format!("{}: downloaded", short(blob))),
-        Event::Waiting { digest } => Some(format!("{}: waiting for another imp", short(digest))),
+        Event::Present { blob } => Some(format!("{}: already there", blob.short())),
+        Event::Verified { blob } => Some(format!("{}: downloaded", blob.short())),
+        Event::Waiting { digest } => Some(format!("{}: waiting for another imp", digest.short())),
         Event::Retrying { what, attempt, pause, reason } => {
             Some(format!("{what}: {reason}; try {attempt} in {:.1} s", pause.as_secs_f32()))
         }
-        Event::Built { disk, bytes } => Some(format!("{}: disk built, {}", short(disk), show_bytes(*bytes))),
-        Event::Stored { image } => Some(format!("{}: ready", short(image))),
+        Event::Built { disk, bytes } => Some(format!("{}: disk built, {}", disk.short(), show_bytes(*bytes))),
+        Event::Stored { image } => Some(format!("{}: ready", image.short())),
         Event::Transferred { .. } | Event::Building { .. } => None,
     }
 }
 
-/// The first twelve digits, as docker shows digests.
-pub(crate) fn short(digest: &Digest) -> String {
-    let text = digest.to_string();
-    let hex = text.split_once(':').map_or(text.as_str(), |(_, hex)| hex);
-    hex.chars().take(12).collect()
-}
-
 pub(crate) struct Bars {
     all: MultiProgress,
+    what: &'static str,
     of_digest: Mutex<HashMap<Digest, ProgressBar>>,
 }
 
 impl Bars {
-    fn new() -> Self {
+    fn new(what: &'static str) -> Self {
         Self {
+            what,
             all: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)),
             of_digest: Mutex::default(),
         }
@@ -92,7 +92,7 @@ impl Bars {
 
     fn show(&self, event: &Event) {
         match event {
-            Event::Transferred { blob, bytes, total } => self.advance(blob, "downloading", *bytes, *total),
+            Event::Transferred { blob, bytes, total } => self.advance(blob, self.what, *bytes, *total),
             Event::Building { disk, bytes, total } => self.advance(disk, "building disk", *bytes, *total),
             Event::Verified { blob } => self.finish(blob),
             Event::Built { disk, .. } => self.finish(disk),
@@ -114,7 +114,7 @@ impl Bars {
         let bar = bars.entry(*digest).or_insert_with(|| {
             let bar = self.all.add(ProgressBar::new(total));
             bar.set_style(style());
-            bar.set_prefix(short(digest));
+            bar.set_prefix(digest.short());
             bar.set_message(what);
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_log_gets_one_line_for_each_thing_done_and_none_for_bytes_on_the_way() {
         let digest = Digest::of(b"x");
-        let name = short(&digest);
+        let name = digest.short();
         assert_eq!(name.len(), 12);
         assert_eq!(line(&Event::Verified { blob: digest }), Some(format!("{name}: downloaded")));
         let resolved = Event::Resolved { image: digest, layers: vec![(digest, 1 << 20)] };

@@ -3,7 +3,8 @@
 //! Everything is read here, once, and handed on as plain values. (Of paths, flags and variables arrive merged.)
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 
 use crate::args::Global;
+
+/// Bytes of a settings file that are read.
+const LARGEST: u64 = 1 << 20;
 
 /// How long an owner without VMs and clients stays.
 const IDLE: Duration = Duration::from_secs(60);
@@ -250,8 +254,7 @@ fn driver(named: Option<String>) -> Result<DriverChoice, Error> {
 
 impl File {
     fn read(path: &Path) -> Result<Self, Error> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let text = read_regular(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         Self::parse(&text).map_err(|source| Error::Parse { path: path.to_owned(), source: Box::new(source) })
     }
 
@@ -260,9 +263,27 @@ impl File {
     }
 }
 
+/// No FIFO makes this wait, no device is read.
+fn read_regular(path: &Path) -> io::Result<String> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    io::read_to_string(file.take(LARGEST))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_settings_is_a_regular_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert!(matches!(File::read(&pipe), Err(Error::Read { path, .. }) if path == pipe));
+    }
 
     fn root() -> World {
         World {

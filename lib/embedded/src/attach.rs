@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use self::relay::{Client, Passed, Relay, Stdin};
-use crate::server::refusal;
+use crate::refusal::refusal;
 use crate::wire;
 
 /// Messages on their way; a client that does not read stops the reading from the guest after so many.

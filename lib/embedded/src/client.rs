@@ -8,8 +8,8 @@ use imp_protocol::process::{self, Input, Output};
 use imp_protocol::runtime as wire;
 use imp_protocol::runtime::runtime_client::RuntimeClient;
 use imp_runtime::VmId;
-use imp_runtime::spec::VmSpec;
-use imp_runtime::status::{State, VmStatus};
+use imp_runtime::spec::{Memory, VmSpec};
+use imp_runtime::status::{BalloonFacts, State, VmStatus};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -312,6 +312,13 @@ impl Owner {
     pub async fn usage(&self, vms: Vec<String>) -> Result<Vec<Usage>, Error> {
         let answer = self.client.clone().usage(wire::UsageRequest { vms }).await?.into_inner();
         Ok(answer.usages.into_iter().map(Into::into).collect())
+    }
+
+    /// Leaves the guest of a running VM so much of its memory, as far as it can do without the rest.
+    pub async fn set_memory(&self, vm: &str, left: Memory) -> Result<BalloonFacts, Error> {
+        let request = wire::SetMemoryRequest { vm: vm.to_owned(), memory_bytes: left.bytes() };
+        let answer = self.client.clone().set_memory(request).await?.into_inner();
+        Ok(BalloonFacts { wanted_bytes: answer.wanted_bytes, given_bytes: answer.given_bytes })
     }
 
     pub async fn doctor(&self) -> Result<Vec<Finding>, Error> {

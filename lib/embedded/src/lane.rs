@@ -7,7 +7,7 @@ use imp_runtime::{Lane, Runtime, VmId};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::serve::is_user;
+use crate::caller::is_user;
 
 /// How long a client may take to say which VM it means.
 const FIRST_WORD: Duration = Duration::from_secs(10);

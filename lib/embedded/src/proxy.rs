@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
-use crate::server::{reach, resolve};
+use crate::reach::{reach, resolve};
 
 /// One service of the guest, by its name.
 pub(crate) trait GuestService: Send + Sync + 'static {

@@ -29,6 +29,8 @@ pub struct Usage {
     pub scratch_bytes: u64,
     /// What the VM was given.
     pub memory_bytes: u64,
+    /// What its guest has given back of it, and counts as used. Absent: it has no balloon.
+    pub given_bytes: Option<u64>,
 }
 
 /// What a guest says of itself.
@@ -87,7 +89,7 @@ pub struct Pool {
     pub size: u32,
     /// VMs that do.
     pub ready: u32,
-    /// Why the last VM could not be prepared.
+    /// Why the last VM could not be prepared, or ended while it waited.
     pub failed: Option<String>,
 }
 
@@ -131,6 +133,7 @@ impl From<wire::Usage> for Usage {
             },
             scratch_bytes: usage.scratch_bytes,
             memory_bytes: usage.memory_bytes,
+            given_bytes: usage.given_bytes,
         }
     }
 }

@@ -24,6 +24,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::caller::is_user;
 use crate::client::Identity;
 use crate::layout::{Layout, make_private};
 use crate::log::BoundedLog;
@@ -129,7 +130,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     let (ending, end) = watch::channel(false);
     let ending = Arc::new(ending);
     let under_way = UnderWay::new(Arc::clone(&ending));
-    let pools = Pools::open(layout, runtime.clone(), under_way.clone())?;
+    let pools = Pools::open(layout, runtime.clone(), under_way.clone()).await?;
     let routes = routes(Server {
         runtime: runtime.clone(),
         identity: settings.identity.clone(),
@@ -151,7 +152,7 @@ pub async fn serve(settings: Settings, ready: impl FnOnce()) -> Result<(), Error
     // Ends with the counting.
     tokio::spawn(idle::rest(clients.clone()));
     let lanes = connections.spawn(lane::serve(lanes, runtime.clone()));
-    let idle = idle::idle(&runtime, &pools, clients, settings.idle_after);
+    let idle = idle::idle(&runtime, &pools, &under_way, clients, settings.idle_after);
     tokio::pin!(idle);
     let mut told = end.clone();
     loop {
@@ -256,20 +257,5 @@ async fn one_client(stream: UnixStream, routes: Routes, _client: Client) {
     }
     if let Err(error) = connection::serve(stream, routes).await {
         tracing::debug!(%error, "a connection ended");
-    }
-}
-
-/// Whether the other end is a process of the user whose VMs these are.
-pub(crate) fn is_user(client: &UnixStream) -> bool {
-    match client.peer_cred() {
-        Ok(peer) if peer.uid() == rustix::process::geteuid().as_raw() => true,
-        Ok(peer) => {
-            tracing::warn!(uid = peer.uid(), "a stranger connected");
-            false
-        }
-        Err(error) => {
-            tracing::warn!(%error, "a client without credentials");
-            false
-        }
     }
 }

@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::join_all;
-use imp_protocol::causes;
-use imp_protocol::guest::machine_client::MachineClient;
 use imp_protocol::guest::processes_client::ProcessesClient;
-use imp_protocol::guest::{SignalRequest, VitalsRequest, VitalsResponse, signal_request};
+use imp_protocol::guest::{SignalRequest, signal_request};
 use imp_protocol::runtime as wire;
 use imp_protocol::runtime::runtime_server::Runtime as Service;
 use imp_protocol::signal;
+use imp_runtime::spec::Memory;
 use imp_runtime::status::{State, VmStatus};
-use imp_runtime::{GuestHold, LogEnd, LogQuery, Runtime, VmId};
+use imp_runtime::{LogEnd, LogQuery, Runtime, VmId};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::attach;
-use crate::candidates::{self, Named};
 use crate::client::Identity;
 use crate::pools::Pools;
+use crate::reach::{reach, resolve};
+use crate::refusal::{chain, invalid, refusal};
 use crate::report;
 use crate::template_names::TemplateNames;
 use crate::under_way::UnderWay;
@@ -30,19 +30,14 @@ use crate::wire as convert;
 
 pub(crate) mod pools;
 pub(crate) mod snapshots;
+mod usage;
 
 /// How long a client may take to say what it wants to attach to.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a guest may take to answer when it is only asked how it is.
-const VITALS_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a VM that runs may take to be reached.
-const REACH_PATIENCE: Duration = Duration::from_secs(20);
 /// Messages on their way to a client.
 const QUEUE: usize = 8;
 /// The signal that no process survives, by its number.
 const KILL: i32 = 9;
-/// Longest message of a refusal: it travels in a header.
-const LONGEST_REFUSAL: usize = 2048;
 
 #[derive(Clone)]
 pub(crate) struct Server {
@@ -182,7 +177,7 @@ impl Service for Server {
         let id = self.resolve(&request.vm)?;
         loop {
             let vm = self.runtime.get(&id).map_err(|error| refusal(&error))?;
-            if request.force && lives(vm.state) {
+            if request.force && vm.state.lives() {
                 self.runtime.kill(&id).await.map_err(|error| refusal(&error))?;
             } else if vm.state == State::Stopping {
                 // It is on its way out already.
@@ -255,6 +250,18 @@ impl Service for Server {
         Ok(Response::new(wire::UsageResponse { usages: usages.into_iter().flatten().collect() }))
     }
 
+    async fn set_memory(
+        &self,
+        request: Request<wire::SetMemoryRequest>,
+    ) -> Result<Response<wire::SetMemoryResponse>, Status> {
+        let request = request.into_inner();
+        let id = self.resolve(&request.vm)?;
+        let left = Memory::from_bytes(request.memory_bytes).map_err(|error| invalid(&error))?;
+        let balloon = self.runtime.set_memory(&id, left).await.map_err(|error| refusal(&error))?;
+        let (wanted_bytes, given_bytes) = (balloon.wanted_bytes, balloon.given_bytes);
+        Ok(Response::new(wire::SetMemoryResponse { wanted_bytes, given_bytes }))
+    }
+
     async fn doctor(
         &self,
         _: Request<wire::DoctorRequest>,
@@ -270,58 +277,12 @@ impl Server {
     }
 
     fn lives(&self, id: &VmId) -> bool {
-        self.runtime.get(id).is_ok_and(|vm| lives(vm.state))
+        self.runtime.get(id).is_ok_and(|vm| vm.state.lives())
     }
 
     fn status(&self, id: &VmId) -> Result<wire::Status, Status> {
         encode(&*self.runtime.get(id).map_err(|error| refusal(&error))?)
     }
-
-    /// None: the VM has ended meanwhile.
-    async fn usage_of(&self, vm: &VmStatus) -> Option<wire::Usage> {
-        let host = self.runtime.usage(&vm.id).await.ok()?;
-        Some(wire::Usage {
-            id: vm.id.to_string(),
-            name: vm.name.to_string(),
-            guest: tokio::time::timeout(VITALS_PATIENCE, self.vitals(&vm.id)).await.ok().flatten(),
-            host_cpu_nanoseconds: host.cpu_nanoseconds,
-            host_resident_bytes: host.resident_bytes,
-            host_private_bytes: host.private_bytes,
-            host_shared_bytes: host.shared_bytes,
-            host_proportional_bytes: host.proportional_bytes,
-            host_private_dirty_bytes: host.memory.private_dirty,
-            host_common: report::common_to_wire(&host.memory),
-            scratch_bytes: host.scratch_bytes,
-            memory_bytes: vm.memory.bytes(),
-        })
-    }
-
-    async fn vitals(&self, id: &VmId) -> Option<VitalsResponse> {
-        let hold = self.runtime.connection(id).await.ok()?;
-        let vitals = MachineClient::new(hold.connection()).vitals(VitalsRequest {}).await.ok()?;
-        Some(vitals.into_inner())
-    }
-}
-
-/// The guest of a VM that runs; one whose channel has broken, and an owner that has just taken the VM over, are given time
-/// to find it.
-pub(crate) async fn reach(runtime: &Runtime, id: &VmId) -> Result<GuestHold, Status> {
-    let mut status = runtime.watch(id).map_err(|error| refusal(&error))?;
-    let otherwise = tokio::select! {
-        biased;
-        connected = runtime.connected(id) => match connected {
-            Ok(hold) => return Ok(hold),
-            Err(error) => refusal(&error),
-        },
-        // An error: the VM has been removed.
-        _ = status.wait_for(|vm| out_of_reach(vm).is_some()) => Status::not_found(format!("VM {id} is gone")),
-        () = tokio::time::sleep(REACH_PATIENCE) => Status::unavailable(format!(
-            "the guest has not been reached for {} s: see `imp logs --console {id}`",
-            REACH_PATIENCE.as_secs(),
-        )),
-    };
-    let why = out_of_reach(&status.borrow());
-    Err(why.map_or(otherwise, Status::failed_precondition))
 }
 
 /// How far a VM is in its life, to be compared.
@@ -335,48 +296,6 @@ fn reached(state: State) -> u8 {
     }
 }
 
-/// The VM that a user means, or whom they may have meant.
-pub(crate) fn resolve(runtime: &Runtime, vm: &str) -> Result<VmId, Status> {
-    let named = || -> Vec<Named> {
-        let vms = runtime.list();
-        vms.iter().map(|vm| Named { id: vm.id.to_string(), name: vm.name.to_string() }).collect()
-    };
-    runtime.resolve(vm).map_err(|error| match error {
-        imp_runtime::Error::NoSuchVm { .. } => Status::not_found(candidates::unknown(vm, &named())),
-        imp_runtime::Error::Ambiguous { .. } => Status::not_found(candidates::ambiguous(vm, &named())),
-        error => refusal(&error),
-    })
-}
-
-pub(crate) fn lives(state: State) -> bool {
-    match state {
-        State::Starting
-        | State::Prepared
-        | State::Running
-        | State::Asleep
-        | State::Paused
-        | State::Stopping => true,
-        State::Created | State::Stopped => false,
-    }
-}
-
-/// Why nothing can be done in a VM; none of one that runs.
-fn out_of_reach(vm: &VmStatus) -> Option<String> {
-    let name = &vm.name;
-    match vm.state {
-        State::Running => None,
-        State::Prepared => Some(format!("{name} is prepared: only a VM that is activated can be reached")),
-        State::Asleep => Some(format!("{name} stands still for a moment: try again")),
-        State::Paused => Some(format!("{name} is paused: only a VM that runs can be reached")),
-        State::Created => Some(format!("{name} has not been started: `imp rm {name}` removes it")),
-        State::Starting => Some(format!("{name} is starting: try again when `imp ps` shows it running")),
-        State::Stopping => Some(format!("{name} is stopping: only a VM that runs can be reached")),
-        State::Stopped => Some(format!(
-            "{name} has stopped, and a VM runs only once: start another one with `imp run`, or see `imp logs {name}`"
-        )),
-    }
-}
-
 fn encode(vm: &VmStatus) -> Result<wire::Status, Status> {
     convert::status_to_wire(vm).map_err(|error| Status::internal(chain(&error)))
 }
@@ -384,60 +303,4 @@ fn encode(vm: &VmStatus) -> Result<wire::Status, Status> {
 fn console_entry(line: &str) -> wire::LogEntry {
     let data = format!("{line}\n").into_bytes().into();
     wire::LogEntry { stream: wire::log_entry::Stream::Console.into(), unix_nanoseconds: 0, data }
-}
-
-/// What a client is told that asks for what cannot be.
-fn invalid(error: &(dyn std::error::Error + 'static)) -> Status {
-    Status::invalid_argument(chain(error))
-}
-
-/// What a client is told of an error of the engine.
-pub(crate) fn refusal(error: &imp_runtime::Error) -> Status {
-    use imp_runtime::Error;
-    let message = chain(error);
-    match error {
-        Error::NoSuchVm { .. } | Error::Ambiguous { .. } => Status::not_found(message),
-        Error::NameTaken { .. } => Status::already_exists(message),
-        Error::Refused(_) | Error::NoUser => Status::resource_exhausted(message),
-        Error::NotCreated { .. }
-        | Error::NotReachable { .. }
-        | Error::NotRemoved { .. }
-        | Error::NotPrepared { .. }
-        | Error::NotActivated { .. }
-        | Error::NotSaved { .. }
-        | Error::NotPaused { .. }
-        | Error::NotResumed { .. }
-        | Error::NotSuspended { .. }
-        | Error::HoldsSecrets { .. }
-        | Error::NoSnapshots { .. }
-        | Error::NoVmm { .. }
-        | Error::Snapshots(_)
-        | Error::NetworkRefused(_)
-        | Error::NoNetworkLimits { .. }
-        | Error::Bridge(_)
-        | Error::Kernel(_)
-        | Error::Driver(_) => Status::failed_precondition(message),
-        // Of the machine: files that cannot be read or written, processes that cannot be looked at.
-        Error::Pins(_)
-        | Error::Ledger(_)
-        | Error::Logs(_)
-        | Error::Owned { .. }
-        | Error::Open { .. }
-        | Error::Store(_)
-        | Error::Configuration { .. }
-        | Error::NotDescribed(_)
-        | Error::Process(_)
-        | Error::Ended => Status::internal(message),
-    }
-}
-
-/// An error with its causes, short enough for a header.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = causes::chain(error);
-    if text.len() > LONGEST_REFUSAL {
-        let end = text.floor_char_boundary(LONGEST_REFUSAL);
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use imp_protocol::runtime as wire;
 use imp_runtime::spec::{
-    Bytes, CopiedMount, Cpus, DiskSize, HostName, IpVersions, KernelChoice, Memory, MountAccess, NotASize,
-    PublishedPort, VmName, VmSpec, WhenStopped,
+    Balloon, Bytes, CopiedMount, Cpus, DiskSize, HostName, IpVersions, KernelChoice, Memory, MountAccess,
+    NotASize, PublishedPort, VmName, VmSpec, WhenStopped,
 };
 use imp_runtime::status::{State, VmStatus};
 use imp_runtime::{LogEntry, LogStream};
@@ -64,6 +64,7 @@ pub(crate) fn spec_to_wire(spec: &VmSpec) -> wire::VmSpec {
             KernelChoice::File(path) => Some(wire::vm_spec::Kernel::KernelFile(path_text(path))),
         },
         remove_when_stopped: spec.when_stopped == WhenStopped::Remove,
+        balloon: spec.balloon == Balloon::With,
     }
 }
 
@@ -92,6 +93,7 @@ pub(crate) fn spec_from_wire(spec: wire::VmSpec) -> Result<VmSpec, Error> {
             Some(wire::vm_spec::Kernel::KernelFile(path)) => KernelChoice::File(path.into()),
         },
         when_stopped: if spec.remove_when_stopped { WhenStopped::Remove } else { WhenStopped::Keep },
+        balloon: if spec.balloon { Balloon::With } else { Balloon::Without },
     })
 }
 
@@ -218,6 +220,7 @@ mod tests {
             stop_grace: Duration::from_millis(1500),
             kernel: KernelChoice::File("/boot/vmlinux".into()),
             when_stopped: WhenStopped::Remove,
+            balloon: Balloon::With,
         }
     }
 

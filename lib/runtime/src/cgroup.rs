@@ -12,6 +12,8 @@ use crate::status::{EnforcedLimit, NotEnforced};
 const CPU_PERIOD: u64 = 100_000;
 /// Name of the group that holds all VMs' groups.
 const ALL: &str = "imp";
+/// Beside those of VMs: the group that pays for what they share.
+const SHARED: &str = "shared";
 
 /// What is asked for one VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +111,7 @@ pub(crate) fn make(id: &VmId, limits: &Limits) -> Groups {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Error {
+pub(crate) enum Error {
     #[error("the host has no control group hierarchy for it")]
     NoHierarchy,
     #[error("{} cannot be made: {source}", path.display())]
@@ -125,8 +127,27 @@ fn limit(
     limits: &Limits,
 ) -> Result<(PathBuf, Vec<EnforcedLimit>), Error> {
     let hierarchy = system.find(controller).ok_or(Error::NoHierarchy)?;
+    let group = make_group(hierarchy, controller, id.as_str())?;
+    let mut enforced = Vec::new();
+    for (file, value) in controller.settings(hierarchy.version, limits) {
+        let path = group.join(file);
+        write(&path, &value)?;
+        enforced.push(EnforcedLimit { path, value });
+    }
+    Ok((group, enforced))
+}
+
+/// The group that pays for memory that VMs share. It has no limit: what is in it is given back when others need memory.
+pub(crate) fn shared_memory() -> Result<PathBuf, Error> {
+    let system = System::read();
+    let hierarchy = system.find(Controller::Memory).ok_or(Error::NoHierarchy)?;
+    make_group(hierarchy, Controller::Memory, SHARED)
+}
+
+/// The group of this name, made if it is not there.
+fn make_group(hierarchy: &Hierarchy, controller: Controller, name: &str) -> Result<PathBuf, Error> {
     let parent = hierarchy.parent();
-    let group = hierarchy.group(id);
+    let group = parent.join(name);
     let make = |path: &Path| match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(Error::Make { path: path.to_owned(), source: error })
@@ -140,13 +161,7 @@ fn limit(
         }
     }
     make(&group)?;
-    let mut enforced = Vec::new();
-    for (file, value) in controller.settings(hierarchy.version, limits) {
-        let path = group.join(file);
-        write(&path, &value)?;
-        enforced.push(EnforcedLimit { path, value });
-    }
-    Ok((group, enforced))
+    Ok(group)
 }
 
 /// Puts a process, with all threads that it has and will have, into the groups.
@@ -184,11 +199,20 @@ pub(crate) fn remove(directories: &[PathBuf]) -> io::Result<()> {
             _ => {}
         }
     }
-    // The group of all goes with the last VM; while it has another it refuses.
+    // The group of all goes with the last VM, and what they shared; while it has another it refuses.
     for parent in directories.iter().filter_map(|d| d.parent()).filter(|p| p.ends_with(ALL)) {
+        if is_last(parent) {
+            let _ = fs::remove_dir(parent.join(SHARED));
+        }
         let _ = fs::remove_dir(parent);
     }
     Ok(())
+}
+
+/// Whether no VM has a group in this one any more.
+fn is_last(parent: &Path) -> bool {
+    let mut groups = fs::read_dir(parent).into_iter().flatten().flatten();
+    !groups.any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name() != SHARED)
 }
 
 /// Limit and use of the group that this process is in.
@@ -352,6 +376,20 @@ mod tests {
                 .unwrap();
             assert_eq!(killed_at_memory_limit(&directories), limit);
         }
+    }
+
+    #[test]
+    fn what_vms_share_goes_with_the_last_of_them() {
+        let all = tempfile::tempdir().unwrap();
+        let all = all.path().join(ALL);
+        let (one, two, shared) = (all.join("1"), all.join("2"), all.join(SHARED));
+        for group in [&one, &two, &shared] {
+            fs::create_dir_all(group).unwrap();
+        }
+        remove(std::slice::from_ref(&one)).unwrap();
+        assert!(shared.exists() && two.exists());
+        remove(std::slice::from_ref(&two)).unwrap();
+        assert!(!all.exists());
     }
 
     #[test]

@@ -61,6 +61,11 @@ impl Layout {
         images(&self.data)
     }
 
+    /// The name of this data directory in a store that others use, too.
+    pub(crate) fn keeper(&self) -> PathBuf {
+        self.data.join("keeper")
+    }
+
     /// Name, pool and addresses of the bridge networks.
     pub(crate) fn networks(&self) -> PathBuf {
         self.data.join("networks.json")
@@ -69,6 +74,11 @@ impl Layout {
     /// Where the network namespaces of VMs are mounted.
     pub(crate) fn namespaces(&self) -> PathBuf {
         self.runtime.join("networks")
+    }
+
+    /// What the machine of the last template that was not made said.
+    pub(crate) fn template_console(&self) -> PathBuf {
+        self.data.join("template-console.log")
     }
 
     pub(crate) fn vms(&self) -> PathBuf {

@@ -14,6 +14,7 @@ use crate::layout::{Layout, VmLayout};
 use crate::process::ProcessRecord;
 use crate::spec::VmSpec;
 use crate::status::{Outcome, VmStatus};
+use crate::vmm::Changes;
 
 /// Version of the form on disk.
 const FORMAT: u32 = 1;
@@ -34,6 +35,20 @@ pub(crate) struct Record {
     pub origin: Origin,
     #[serde(default)]
     pub purpose: Purpose,
+    /// Unknown before it boots, and of VMs of owners that did not write it down.
+    #[serde(default)]
+    pub booted: Option<Booted>,
+    /// Whether the VMM that runs notes what changes in its guest's memory.
+    #[serde(default)]
+    pub changes: Changes,
+}
+
+/// Digests of what the guest runs, whatever has taken the place of those files since it booted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Booted {
+    pub kernel: Digest,
+    /// Of the agent, and of the kernel's modules.
+    pub initramfs: Digest,
 }
 
 /// What the VM's machine begins as.
@@ -52,6 +67,8 @@ pub(crate) enum Origin {
 pub(crate) enum Purpose {
     #[default]
     Serve,
+    /// For the call that makes it, which ends with its owner: until it runs nobody else has been told of it.
+    Call,
     /// To become a template. Of no use to another owner.
     Template,
 }
@@ -76,7 +93,8 @@ pub(crate) enum Stage {
     Asleep { vmm: ProcessRecord },
     /// As `Asleep`, because its user wants it to.
     Paused { vmm: ProcessRecord },
-    /// The main process has ended. Written before the guest is told that this is known: it forgets it then.
+    /// The main process has ended, or the VM goes on from a snapshot. Written before the guest is told that this is known, which
+    /// it forgets then, and before the VMM is killed.
     Ended { vmm: ProcessRecord, outcome: Outcome },
     /// Nothing runs any more.
     Stopped,
@@ -101,6 +119,8 @@ impl Record {
             bridge,
             origin: Origin::Boot,
             purpose: Purpose::Serve,
+            booted: None,
+            changes: Changes::NotNoted,
         }
     }
 }

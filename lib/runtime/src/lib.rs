@@ -3,6 +3,7 @@
 mod admission;
 mod boot;
 mod cgroup;
+mod changes;
 mod console;
 mod doctor;
 pub mod forward;
@@ -17,6 +18,7 @@ pub mod metering;
 mod network;
 pub mod pins;
 mod ports;
+mod prefetch;
 mod process;
 mod random;
 mod restore;
@@ -35,6 +37,9 @@ pub use id::{NotAVmId, VmId};
 pub use imp_storage::blob::digest::Digest;
 pub use logs::{LogEnd, LogEntry, LogQuery, LogReader, LogStream};
 pub use network::Refused as NetworkRefused;
-pub use runtime::{Config, Error, ForkRequest, Forked, Runtime, Suspended, VmReference, WithSecrets};
+pub use runtime::{
+    Config, Error, ForkRequest, ForkSnapshot, Forked, NotReclaimed, Runtime, SnapshotFacts, SnapshotKind,
+    Suspended, VmReference, WithSecrets, WriteTimes,
+};
 pub use vm::{NotActivated, RestError};
 pub use vmm::drivers::DriverChoice;

@@ -25,6 +25,9 @@
 //! Running ─Save──► Sleeping ─► Saving ──┬─► Rousing ─► Running
 //! Running ─Pause─► Sleeping ─► Pausing ─┴─failure─► Rousing
 //!                                └─► Paused ─Resume─► Rousing
+//!
+//! Running ─Save──► Sleeping ─► Saving ─► Keeping ─Kept─► Ending           put away: its snapshot is safe
+//!                                         └─NotKept─► Rousing
 //! ```
 //!
 //! Whatever goes wrong between `Sleeping` and `Rousing`, the machine goes on: `Rousing` begins with that.
@@ -76,6 +79,8 @@ pub(crate) enum Phase {
     Saving {
         after: After,
     },
+    /// Written down; it stands still until what was written is safe, and nobody but who put it away has it go on.
+    Keeping,
     Pausing,
     /// Until its user wants it to go on.
     Paused,
@@ -141,6 +146,10 @@ pub(crate) enum Input {
     /// The guest's agent knows no sleep: everything runs on.
     NotSlept,
     Saved,
+    /// What was written down of it is safe.
+    Kept,
+    /// It could not be kept.
+    NotKept,
     Halted,
     /// Asked for by the user.
     Resume,
@@ -244,7 +253,8 @@ pub(crate) enum Remains {
     Dormant {
         vmm: VmmRemains,
     },
-    /// Of use to nobody but an owner that is gone: half loaded, half woken, or the making of a template.
+    /// Of use to nobody but an owner that is gone: half loaded, half woken, prepared for
+    /// a call that it made, or the making of a template.
     Useless {
         vmm: VmmRemains,
     },
@@ -303,6 +313,7 @@ impl Phase {
             | Self::Waking
             | Self::Sleeping { .. }
             | Self::Saving { .. }
+            | Self::Keeping
             | Self::Pausing
             | Self::Paused
             | Self::Rousing => self.on_asleep(input, times),
@@ -348,7 +359,9 @@ impl Phase {
             | Self::Waking
             | Self::Finding => State::Starting,
             Self::Dormant => State::Prepared,
-            Self::Sleeping { .. } | Self::Saving { .. } | Self::Pausing | Self::Rousing => State::Asleep,
+            Self::Sleeping { .. } | Self::Saving { .. } | Self::Keeping | Self::Pausing | Self::Rousing => {
+                State::Asleep
+            }
             Self::Paused => State::Paused,
             Self::Running | Self::Reconnecting => State::Running,
             Self::StoppingMain
@@ -384,6 +397,7 @@ impl Phase {
             | Self::Reconnecting
             | Self::Sleeping { .. }
             | Self::Saving { .. }
+            | Self::Keeping
             | Self::Pausing
             | Self::Paused
             | Self::Rousing

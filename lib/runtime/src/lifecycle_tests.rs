@@ -29,6 +29,7 @@ fn phases() -> Vec<Phase> {
         Phase::Saving { after: After::GoOn },
         Phase::Saving { after: After::End },
         Phase::Saving { after: After::Keep },
+        Phase::Keeping,
         Phase::Pausing,
         Phase::Paused,
         Phase::Rousing,
@@ -64,6 +65,8 @@ fn inputs() -> Vec<Input> {
         Input::Slept,
         Input::NotSlept,
         Input::Saved,
+        Input::Kept,
+        Input::NotKept,
         Input::Halted,
         Input::Resume,
         Input::Answered,
@@ -224,7 +227,7 @@ fn what_does_not_concern_a_phase_changes_nothing() {
     let boots = [4, 4, 5, 7, 8, 7, 7, 8];
     let is_made_of_a_snapshot = [6, 7];
     let runs = [10, 9, 7];
-    let sleeps = [10, 10, 10, 6, 6, 6, 6, 5, 8];
+    let sleeps = [10, 10, 10, 6, 6, 6, 6, 6, 5, 8];
     let ends = [7, 6, 6, 4, 2, 1, 0];
     let expected = [&boots[..], &is_made_of_a_snapshot, &runs, &sleeps, &ends].concat();
     assert_eq!(counts, expected, "{table:#?}");
@@ -345,8 +348,14 @@ fn a_vm_that_was_put_to_sleep_goes_on_whatever_happens_to_its_snapshot() {
 fn a_machine_that_is_suspended_stands_still_until_its_snapshot_is_safe() {
     let saving = Phase::Saving { after: After::Keep };
     let (kept, _) = saving.clone().on(Input::Saved, TIMES);
-    assert_eq!(kept, Phase::Paused);
-    assert_eq!(kept.on(Input::Resume, TIMES), Phase::rouse());
+    assert_eq!(kept, Phase::Keeping);
+    // Who resumes it would have it go on from where a snapshot goes on, too.
+    assert_eq!(kept.clone().on(Input::Resume, TIMES), (kept.clone(), vec![]));
+    assert_eq!(kept.clone().on(Input::NotKept, TIMES), Phase::rouse());
+    assert_eq!(
+        kept.on(Input::Kept, TIMES),
+        (Phase::Ending { outcome: Outcome::Killed }, vec![Command::KillVmm])
+    );
     assert_eq!(saving.on(Input::Failed(gone()), TIMES), Phase::rouse());
 }
 

@@ -18,7 +18,7 @@ use crate::spec::PublishedPort;
 use crate::status::PortFacts;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     #[error("cannot listen on {address}: choose another port with -p, or end what uses it")]
     Listen {
         address: SocketAddr,

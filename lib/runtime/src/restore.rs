@@ -1,7 +1,6 @@
 //! What the engine knows again from a snapshot, and the snapshots that go with the last VM made of them.
 
-use std::fs::File;
-use std::path::Path;
+use std::path::PathBuf;
 
 use imp_storage::blob::digest::Digest;
 use imp_storage::snapshots::manifest::{Agent, Devices, Kind, Vmm};
@@ -10,10 +9,10 @@ use imp_storage::store::Store;
 use serde::{Deserialize, Serialize};
 
 use crate::id::VmId;
-use crate::ledger::{Origin, Record};
-use crate::spec::VmSpec;
+use crate::ledger::{Booted, Origin, Record};
+use crate::runtime;
+use crate::spec::{KernelChoice, VmSpec};
 use crate::status::{AgentFacts, DriverFacts, KernelFacts, Secrets};
-use crate::template::HostFacts;
 use crate::template::cpu;
 
 /// The configuration of a snapshot's manifest. Without the environment of its main process, which lives on in the guest.
@@ -31,8 +30,39 @@ pub(crate) struct Configuration {
 pub enum NotDescribed {
     #[error("{key:?} is not the key of a disk")]
     Base { key: String },
+    #[error("which kernel and agent it runs is not on record: start it again")]
+    Booted,
     #[error("the VM's configuration does not serialise")]
     Configuration(#[from] serde_json::Error),
+}
+
+/// What the engine said of the machine when the snapshot was made. Whoever brings a snapshot here may say anything: a machine
+/// gets the memory and the processors that are in it.
+pub(crate) fn configuration(
+    snapshot: Digest,
+    description: &Description,
+) -> Result<Configuration, runtime::Error> {
+    let configuration: Configuration = serde_json::from_value(description.configuration.clone())
+        .map_err(|source| runtime::Error::Configuration { snapshot, source })?;
+    let spec = &configuration.spec;
+    if (spec.cpus.get(), spec.memory.bytes()) != (description.devices.cpus, description.devices.memory) {
+        return Err(runtime::Error::Contradiction { snapshot });
+    }
+    Ok(configuration)
+}
+
+/// The kernel that the machine of a snapshot runs.
+pub(crate) fn kernel(configuration: &Configuration, description: &Description) -> KernelChoice {
+    match configuration.kernel.digest {
+        Some(_) => KernelChoice::Bundle(description.kernel.hex()),
+        None => KernelChoice::File(configuration.kernel.path.clone()),
+    }
+}
+
+/// The same, for those who look at a VM that is made of it. Where it is on this host is of no use to that.
+pub(crate) fn kernel_facts(configuration: &Configuration, description: &Description) -> KernelFacts {
+    let KernelFacts { path, digest, release } = configuration.kernel.clone();
+    KernelFacts { path, digest: digest.map(|_| description.kernel.hex()), release }
 }
 
 /// What machines that this driver runs here are, for those that decide whether a snapshot fits.
@@ -46,8 +76,9 @@ pub(crate) fn description(
     record: &Record,
     kind: Kind,
     template: Option<Digest>,
-    facts: &HostFacts,
 ) -> Result<Description, NotDescribed> {
+    let Booted { kernel: booted, initramfs } = record.booted.ok_or(NotDescribed::Booted)?;
+    let Host { vmm, cpu, kernel: _ } = host(&record.status.driver);
     let key = &record.spec.base.key;
     let base = key.parse().map_err(|_| NotDescribed::Base { key: key.clone() })?;
     let agent = record
@@ -59,10 +90,17 @@ pub(crate) fn description(
     // Whatever the default is by then.
     spec.kernel = record.status.kernel.choice();
     spec.network = Some(record.status.network.mode);
+    // Where things are on this host is nobody's business elsewhere: whoever makes a VM of it looks for them by digest.
+    spec.base.path = PathBuf::new();
+    spec.mounts = Vec::new();
+    let mut kernel = record.status.kernel.clone();
+    if kernel.digest.is_some() {
+        kernel.path = PathBuf::new();
+    }
     let configuration = Configuration {
         vm: record.status.id.clone(),
         spec,
-        kernel: record.status.kernel.clone(),
+        kernel,
         agent: agent.clone(),
         secrets: record.status.secrets,
     };
@@ -70,10 +108,10 @@ pub(crate) fn description(
     Ok(Description {
         kind,
         template,
-        vmm: facts.vmm.clone(),
-        cpu: facts.cpu.clone(),
-        kernel: facts.kernel,
-        agent: Agent { version: agent.version, digest: facts.initramfs },
+        vmm,
+        cpu,
+        kernel: booted,
+        agent: Agent { version: agent.version, digest: initramfs },
         parent: match &record.origin {
             Origin::Boot => None,
             Origin::Snapshot { digest } => Some(*digest),
@@ -89,23 +127,31 @@ pub(crate) fn description(
     })
 }
 
-/// Has the kernel read what a machine will map, for this process: the memory that it takes is the runtime's, and no VM's that
-/// happens to need it first. What is there already stays whose it is.
-pub(crate) fn read_ahead(memory: &Path) {
-    let advised = File::open(memory)
-        .and_then(|file| Ok(rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed)?));
-    if let Err(error) = advised {
-        tracing::debug!(path = %memory.display(), %error, "a snapshot is read when it is needed");
+/// What a VM that was made of a snapshot has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CameTo {
+    Nothing,
+    /// It ran: a snapshot of the same machine is behind it.
+    Life,
+}
+
+impl CameTo {
+    pub(crate) fn of(record: &Record) -> Self {
+        // Written down with the stage in which it runs.
+        if record.status.started.is_some() { Self::Life } else { Self::Nothing }
     }
 }
 
-/// Removes the snapshot of a fork, or of a VM that was suspended and went on, when nothing is made of it any more.
-pub(crate) fn remove_unused(store: &Store, digest: &Digest) -> Result<(), Box<Error>> {
+/// Removes the snapshot that a VM was made of which is no more: that of a fork, when nothing else is made of it, and that of
+/// a suspended VM which has gone on.
+pub(crate) fn remove_unused(store: &Store, digest: &Digest, vm: CameTo) -> Result<(), Box<Error>> {
     let snapshots = store.snapshots();
-    match snapshots.manifest(digest).map(|manifest| manifest.description.kind) {
-        Ok(Kind::Fork | Kind::Suspend) => {}
+    match (snapshots.manifest(digest).map(|manifest| manifest.description.kind), vm) {
+        (Ok(Kind::Fork), _) | (Ok(Kind::Suspend), CameTo::Life) => {}
+        // It is all that there is of a suspended VM.
+        (Ok(Kind::Suspend), CameTo::Nothing) => return Ok(()),
         // Whoever was faster, or what is damaged.
-        Ok(Kind::Template) | Err(_) => return Ok(()),
+        (Ok(Kind::Template) | Err(_), _) => return Ok(()),
     }
     match snapshots.remove(digest) {
         Ok(_) | Err(Error::InUse { .. } | Error::NoSnapshot(_)) => Ok(()),
@@ -113,20 +159,35 @@ pub(crate) fn remove_unused(store: &Store, digest: &Digest) -> Result<(), Box<Er
     }
 }
 
+/// A VM of which there is a snapshot that it goes on from.
+pub(crate) struct Away {
+    pub snapshot: Digest,
+    pub vm: VmId,
+}
+
 /// Removes what an owner left that was killed: snapshots of forks before there was a child, and of VMs that were to be
-/// suspended and live on.
-pub(crate) fn remove_orphans(store: &Store, living: &[&VmId]) -> Result<(), Box<Error>> {
+/// suspended and are among the living. Returns those that are suspended.
+pub(crate) fn remove_orphans(store: &Store, living: &[&VmId]) -> Result<Vec<Away>, Box<Error>> {
+    let mut away = Vec::new();
     for snapshot in store.snapshots().list().map_err(Box::new)? {
         let description = snapshot.manifest.description;
-        let is_orphan = match description.kind {
-            Kind::Template => false,
-            Kind::Fork => true,
-            Kind::Suspend => serde_json::from_value::<Configuration>(description.configuration)
-                .is_ok_and(|configuration| living.contains(&&configuration.vm)),
+        let left_by = match description.kind {
+            Kind::Template => continue,
+            Kind::Fork => CameTo::Nothing,
+            Kind::Suspend => {
+                let Ok(Configuration { vm, .. }) = serde_json::from_value(description.configuration) else {
+                    continue;
+                };
+                if !living.contains(&&vm) {
+                    away.push(Away { snapshot: snapshot.digest, vm });
+                    continue;
+                }
+                CameTo::Life
+            }
         };
-        if is_orphan && snapshot.pinned_by.is_empty() {
-            remove_unused(store, &snapshot.digest)?;
+        if snapshot.pinned_by.is_empty() {
+            remove_unused(store, &snapshot.digest, left_by)?;
         }
     }
-    Ok(())
+    Ok(away)
 }

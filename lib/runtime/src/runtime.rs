@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,31 +9,38 @@ use imp_storage::blob::digest::Digest;
 use imp_storage::snapshots::Part;
 use tokio::sync::{broadcast, oneshot, watch};
 
-use crate::admission::{Machine, Need, Refusal};
+use crate::admission::{Machine, Need};
+use crate::console;
 use crate::doctor::{self, Check};
 use crate::id::VmId;
-use crate::ledger;
 use crate::lifecycle::Input;
-use crate::logs::{self, LogQuery, LogReader};
+use crate::logs::{LogQuery, LogReader};
 use crate::metering::Template;
 use crate::spec::{BridgeSettings, NetworkMode, VmName};
-use crate::status::{Event, Outcome, State, Usage, VmStatus};
+use crate::status::{Event, State, Usage, VmStatus};
 use crate::usage::{self, Commitment};
-use crate::vm::{self, Context, Handle, Message};
+use crate::vm::{Context, Handle, Message};
 use crate::vmm::drivers::{DriverChoice, Programs};
-use crate::{boot, console, network, pins, process, vmm};
 
+mod bring;
+mod claim;
 mod create;
+mod error;
 mod fork;
 mod keep;
 mod open;
 mod reach;
+mod reclaim;
 mod rest;
 mod restore;
+mod snapshots;
 mod suspend;
 
 pub(crate) use create::New;
-pub use fork::{ForkRequest, Forked, WithSecrets};
+pub use error::Error;
+pub use fork::{ForkRequest, Forked, WithSecrets, WriteTimes};
+pub use reclaim::NotReclaimed;
+pub use snapshots::{ForkSnapshot, SnapshotFacts, SnapshotKind};
 pub use suspend::Suspended;
 
 /// Where things are.
@@ -67,8 +73,6 @@ struct Shared {
     vms: Mutex<Vms>,
     /// Templates that are being made, by what they are made of.
     builds: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
-    /// How many VMs have been activated.
-    generations: AtomicU64,
 }
 
 #[derive(Default)]
@@ -76,6 +80,8 @@ struct Vms {
     handles: HashMap<VmId, Handle>,
     /// Admitted, but not in the ledger yet.
     coming: HashMap<VmId, (VmName, Need, Option<u32>)>,
+    /// Of prepared VMs that are about to get another name.
+    naming: HashMap<VmId, VmName>,
 }
 
 impl Config {
@@ -88,106 +94,6 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.context.ended.cancel();
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("no VM {name:?}; `imp ps -a` lists all")]
-    NoSuchVm { name: String },
-    #[error("{name:?} fits more than one VM; use more digits of its id")]
-    Ambiguous { name: String },
-    #[error("there is a VM {name} already: choose another --name, or remove it with `imp rm {name}`")]
-    NameTaken { name: VmName },
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    #[error("VM {id} is {state:?}: only a created VM can be started")]
-    NotCreated { id: VmId, state: State },
-    #[error("VM {id} is {state:?}: its guest cannot be reached")]
-    NotReachable { id: VmId, state: State },
-    #[error("VM {id} is not removed")]
-    NotRemoved {
-        id: VmId,
-        #[source]
-        source: vm::NotRemoved,
-    },
-    #[error("VM {id} is not activated")]
-    NotActivated {
-        id: VmId,
-        #[source]
-        source: vm::NotActivated,
-    },
-    #[error("the VM did not come up: {outcome:?}")]
-    NotPrepared { outcome: Outcome },
-    #[error("no snapshot is made of VM {id}")]
-    NotSaved {
-        id: VmId,
-        #[source]
-        source: vm::RestError,
-    },
-    #[error("VM {id} is not paused")]
-    NotPaused {
-        id: VmId,
-        #[source]
-        source: vm::RestError,
-    },
-    #[error("VM {id} does not go on")]
-    NotResumed {
-        id: VmId,
-        #[source]
-        source: vm::RestError,
-    },
-    #[error("{snapshot} is not a suspended VM, or goes on already")]
-    NotSuspended { snapshot: Digest },
-    #[error("VM {id} holds secrets, which each child would have, too: fork it --with-secrets if they may")]
-    HoldsSecrets { id: VmId },
-    #[error("{driver} makes no snapshots here")]
-    NoSnapshots { driver: String },
-    #[error("the snapshot was made in {vmm}, which does not run VMs here")]
-    NoVmm { vmm: String },
-    #[error("the snapshot {} does not say what is in it", snapshot.short())]
-    Configuration {
-        snapshot: Digest,
-        #[source]
-        source: serde_json::Error,
-    },
-    #[error(transparent)]
-    NotDescribed(#[from] crate::restore::NotDescribed),
-    #[error(transparent)]
-    Snapshots(#[from] Box<imp_storage::snapshots::Error>),
-    #[error(transparent)]
-    NetworkRefused(#[from] network::Refused),
-    #[error("the VM cannot have a bridge network")]
-    Bridge(#[from] network::bridge::Error),
-    #[error(transparent)]
-    Kernel(#[from] boot::Error),
-    #[error(transparent)]
-    Pins(#[from] pins::Error),
-    #[error(
-        "{driver} does not limit what goes over a network: leave --network-bps and --network-pps out, or use Firecracker"
-    )]
-    NoNetworkLimits { driver: String },
-    #[error(transparent)]
-    Ledger(#[from] ledger::Error),
-    #[error(transparent)]
-    Logs(#[from] logs::Error),
-    #[error("another process owns the VMs in {}", path.display())]
-    Owned { path: PathBuf },
-    #[error("cannot open {}", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("cannot open the image store")]
-    Store(#[source] Box<imp_storage::store::Error>),
-    #[error("every user that a VM may run as has one: remove VMs that have stopped with `imp prune`")]
-    NoUser,
-    #[error(transparent)]
-    Driver(#[from] vmm::drivers::Error),
-    #[error(transparent)]
-    Process(#[from] process::Error),
-    #[error("the task was ended")]
-    Ended,
 }
 
 /// Which VM: its id, a unique prefix of it, or its name.
@@ -380,6 +286,12 @@ impl Runtime {
 }
 
 impl Vms {
+    fn is_taken(&self, name: &VmName) -> bool {
+        self.handles.values().any(|handle| handle.status.borrow().name == *name)
+            || self.coming.values().any(|(coming, ..)| coming == name)
+            || self.naming.values().any(|naming| naming == name)
+    }
+
     /// Also of one that has stopped: what it was given may still be his.
     fn has_user(&self, user: u32) -> bool {
         self.handles.values().any(|handle| handle.status.borrow().vmm_user == Some(user))

@@ -13,7 +13,7 @@ use crate::id::VmId;
 mod child;
 mod network;
 mod size;
-pub use child::{Child, Identity};
+pub use child::{Child, Claim, Identity};
 pub use network::{
     Allow, BridgeSettings, BridgeWishes, Cidr, Egress, IpVersions, NamePattern, NetworkMode, Otherwise,
     Outside, PatternError, Pool, PoolError, PortRange, Ports, PublishedPort, Scope, Transport,
@@ -44,6 +44,8 @@ pub struct VmSpec {
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub limits: Limits,
+    #[serde(default)]
+    pub balloon: Balloon,
     /// What the main process gets between its stop signal and SIGKILL when nobody says otherwise.
     pub stop_grace: Duration,
     pub kernel: KernelChoice,
@@ -209,6 +211,15 @@ impl Limits {
     pub(crate) fn limits_network(&self) -> bool {
         self.network_bytes_per_second.is_some() || self.network_packets_per_second.is_some()
     }
+}
+
+/// Whether the machine has a device by which its guest gives memory back while it runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balloon {
+    #[default]
+    Without,
+    With,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

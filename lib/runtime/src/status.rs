@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use imp_storage::blob::digest::Digest;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::id::VmId;
 use crate::metering;
 use crate::spec::{CopiedMount, Cpus, DiskSize, Egress, Memory, NetworkMode, VmName};
+
+mod outcome;
+
+pub use outcome::{Failure, Outcome, VmmEnd};
 
 /// Everything `inspect` shows.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -59,11 +63,30 @@ pub struct VmStatus {
     /// What was asked for.
     #[serde(default)]
     pub asked: crate::spec::Limits,
+    /// Present in a VM with a balloon: as it was when the machine began, or when somebody last asked for memory.
+    #[serde(default)]
+    pub balloon: Option<BalloonFacts>,
     /// Present while the VMM lives and its guest does not answer.
     #[serde(default)]
     pub unreachable_since: Option<SystemTime>,
     /// Milliseconds from the start of the VM to the end of each stage it reached, in order.
     pub stages: Vec<Stage>,
+    /// How it went on last, if it did so under this owner.
+    #[serde(skip)]
+    pub wake: Option<WakeTimes>,
+}
+
+/// What it took to have a machine go on that stood still, one after the other.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WakeTimes {
+    /// The VMM had the machine go on.
+    pub resume: Duration,
+    /// Its guest answered a greeting.
+    pub reach: Duration,
+    /// Its guest made the repairs, and confirmed them.
+    pub confirm: Duration,
+    /// Each repair that was confirmed, and what it took in the guest.
+    pub repairs: Vec<(&'static str, Duration)>,
 }
 
 /// Where a VM is in its life, for people and scripts.
@@ -86,6 +109,21 @@ pub enum State {
     Stopped,
 }
 
+impl State {
+    /// Whether there is something of it that an owner looks after.
+    pub fn lives(self) -> bool {
+        match self {
+            Self::Starting
+            | Self::Prepared
+            | Self::Running
+            | Self::Asleep
+            | Self::Paused
+            | Self::Stopping => true,
+            Self::Created | Self::Stopped => false,
+        }
+    }
+}
+
 /// Whether its guest was given secrets, or comes from one that was.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -93,104 +131,6 @@ pub enum Secrets {
     #[default]
     None,
     Held,
-}
-
-/// How a VM ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "how")]
-pub enum Outcome {
-    /// The main process exited.
-    Exited { code: u8 },
-    /// The main process was ended by a signal.
-    Signalled { signal: u8, out_of_memory: bool, timed_out: bool },
-    /// The main process could not be started; `code` is what a shell would say: 126 or 127.
-    NotStarted { why: String, code: u8 },
-    /// The VM was killed by its user before its main process had ended.
-    Killed,
-    /// The guest powered off by itself.
-    PoweredOff,
-    /// The VM did not come up, or broke: what went wrong, and the last lines of its console.
-    Failed { failure: Failure, console: Vec<String> },
-}
-
-impl Outcome {
-    /// Exit code for a shell: the program's own, 128 + signal, 125 for a VM that failed.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::Exited { code } | Self::NotStarted { code, .. } => *code,
-            Self::Signalled { signal, .. } => signal.saturating_add(128),
-            Self::Killed => 137,
-            Self::PoweredOff => 0,
-            Self::Failed { .. } => 125,
-        }
-    }
-}
-
-/// Why a VM failed; `detail` holds the causes, outermost first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
-pub enum Failure {
-    #[error("whoever created it did not start it within {seconds} s")]
-    NeverStarted { seconds: u64 },
-    #[error("the machine could not be started: {detail}")]
-    Spawn { detail: String },
-    #[error("the machine ended while it booted ({vmm}); see the last lines of its console")]
-    EndedInBoot { vmm: VmmEnd },
-    #[error("the machine ended before anybody had it ({vmm}); see the last lines of its console")]
-    EndedDormant { vmm: VmmEnd },
-    #[error("{command:?} of its template failed ({outcome}): {output}")]
-    Init { command: String, outcome: String, output: String },
-    #[error("the guest did not answer within {seconds} s; see `imp logs --console`")]
-    NoAnswer { seconds: u64 },
-    #[error("the guest's processes could not be made to stand still")]
-    NoSleep,
-    #[error("the guest could not be set up: {detail}")]
-    Setup { detail: String },
-    #[error("the machine ended under the main process ({vmm}); see the last lines of its console")]
-    EndedWhileRunning { vmm: VmmEnd },
-    #[error("the channel to the guest broke and did not come back within {seconds} s")]
-    ChannelLost { seconds: u64 },
-    #[error(
-        "the guest's agent died, and the main process with it; see `imp logs --console`, and run it again"
-    )]
-    MainLost,
-    #[error("the process that owned the machine ended before the main process had started; run it again")]
-    OwnerGone,
-    #[error("the machine was gone when its owner came back; how its main process ended is not known")]
-    GoneUnseen,
-}
-
-/// How a VMM process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "end", content = "value")]
-pub enum VmmEnd {
-    /// The guest powered off.
-    PoweredOff,
-    /// The guest restarted, which is what a kernel panic looks like.
-    Reset,
-    Exit(i32),
-    Signal(i32),
-    /// The kernel killed it, because the VM needed more memory than its control group lets it have.
-    OutOfMemory {
-        limit_bytes: u64,
-    },
-    /// It was not a child of this process, so only its end is known.
-    Unknown,
-}
-
-impl std::fmt::Display for VmmEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::PoweredOff => f.write_str("the guest powered off"),
-            Self::Reset => f.write_str("the guest's kernel panicked or restarted"),
-            Self::Exit(code) => write!(f, "exit status {code}"),
-            Self::Signal(signal) => write!(f, "signal {signal}"),
-            Self::OutOfMemory { limit_bytes } => {
-                write!(f, "the kernel killed it at its memory limit of {} MiB", limit_bytes >> 20)
-            }
-            Self::Unknown => f.write_str("how is not known"),
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -267,6 +207,14 @@ pub struct NotEnforced {
 pub struct Stage {
     pub name: StageName,
     pub milliseconds: u64,
+}
+
+/// Memory that a guest has given back. It is the guest's word: whoever breaks into its kernel may take it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalloonFacts {
+    /// Asked for.
+    pub wanted_bytes: u64,
+    pub given_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

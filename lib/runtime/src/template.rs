@@ -13,6 +13,7 @@ use crate::spec::{
 
 mod build;
 pub(crate) mod cpu;
+mod failed;
 mod guest;
 pub(crate) mod host;
 pub(crate) mod init;
@@ -20,6 +21,7 @@ mod list;
 mod ready;
 
 pub use build::{BuildStep, Error};
+pub use failed::Failed;
 pub(crate) use host::HostFacts;
 pub use list::Template;
 

@@ -18,6 +18,7 @@ use crate::ledger::{self, Origin, Record};
 use crate::lifecycle::{Command, Deadline, Input, Phase, Remains, Times, VmmRemains};
 use crate::network::Network;
 use crate::network::bridge::Bridges;
+use crate::pins::Keeper;
 use crate::ports::Published;
 use crate::process::Process;
 use crate::spec::Memory;
@@ -30,12 +31,14 @@ use asks::Asks;
 mod asks;
 mod asleep;
 mod clean_up;
+mod leave;
 mod message;
 mod prepare;
 mod record;
 mod steps;
+mod working_set;
 
-pub(crate) use asks::{Activation, Becomes, Save, Saved};
+pub(crate) use asks::{Activation, Becomes, Given, Save, Saved};
 pub use asks::{NotActivated, RestError};
 pub(crate) use imp_protocol::causes::chain;
 pub(crate) use message::{Handle, Message, NotRemoved, Prepared};
@@ -51,6 +54,9 @@ pub(crate) struct Context {
     /// Ends all tasks, not the VMs, when the owner lets go.
     pub ended: CancellationToken,
     pub bridges: Bridges,
+    /// Machines that come to life at the same time. More would be no faster, and each would wait longer for its guest.
+    pub coming_to_life: Arc<Semaphore>,
+    pub keeper: Keeper,
     /// Keeps the data directory until the last task is gone. Last, so that who takes it finds all else let go.
     pub _lock: std::fs::File,
 }
@@ -71,11 +77,22 @@ pub(crate) enum Beginning {
     Stopped(Outcome),
 }
 
+impl Beginning {
+    /// Whether its VMM lives, as far as that is on record.
+    pub(crate) fn lives(&self) -> bool {
+        matches!(self, Self::Adopted { vmm: Some(_), .. })
+    }
+}
+
 /// Starts the task of a VM whose record is in the ledger.
 pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginning) -> Handle {
     let driver = context.drivers.of(&record.status.driver);
     let memory = need(&record.origin, record.spec.memory, driver.as_ref());
     let mut initial = Vec::new();
+    let taken_over = match &beginning {
+        Beginning::Created(_) | Beginning::Abandoned => None,
+        Beginning::Adopted { .. } | Beginning::Stopped(_) => Some(Instant::now()),
+    };
     let (phase, commands, vmm, network) = match beginning {
         Beginning::Created(commands) => {
             initial = commands;
@@ -106,7 +123,9 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
         holders: holders.clone(),
         lane: Arc::clone(&lane),
         rest: Arc::new(Semaphore::new(1)),
+        changes: Arc::default(),
         memory,
+        balloon: record.spec.balloon,
     };
     let log = (!matches!(phase, Phase::Stopped { .. })).then(|| Arc::new(log));
     let vm = Vm {
@@ -134,6 +153,8 @@ pub(crate) fn run(context: Arc<Context>, mut record: Record, beginning: Beginnin
         machine: None,
         channel: None,
         step: None,
+        taken_over,
+        leaving: None,
         loss_watch: None,
         exit_watch: None,
         deadlines: Vec::new(),
@@ -175,6 +196,10 @@ struct Vm {
     channel: Option<Channel>,
     /// The command that is under way; a new one ends the old one.
     step: Option<AbortOnDropHandle<()>>,
+    /// When this owner took it from another one.
+    taken_over: Option<Instant>,
+    /// Waits for those who may come back.
+    leaving: Option<AbortOnDropHandle<()>>,
     /// Waits for the connection to close.
     loss_watch: Option<AbortOnDropHandle<()>>,
     exit_watch: Option<AbortOnDropHandle<()>>,
@@ -198,6 +223,12 @@ impl Vm {
             self.carry_out(command);
         }
         self.publish();
+        // Its owner ended between its end and its removal.
+        let stopped = matches!(self.phase, Phase::Stopped { .. });
+        if stopped && self.remove_itself().await == Next::Removed {
+            let _ = self.context.events.send(Event::Removed(self.id.clone()));
+            return;
+        }
         loop {
             let message = tokio::select! {
                 biased;
@@ -218,7 +249,8 @@ impl Vm {
             Message::Prepared(mut prepared) => {
                 self.network = prepared.network.as_ref().and_then(Network::process).cloned();
                 self.record.network = self.network.as_ref().map(|process| process.record().clone());
-                self.record.status.kernel = prepared.kernel.facts.clone();
+                self.record.status.kernel = prepared.kernel.clone();
+                self.record.booted = prepared.booted;
                 self.ports = std::mem::take(&mut prepared.ports);
                 self.record.status.ports = self.ports.iter().map(|port| port.facts.clone()).collect();
                 self.record.status.limits = std::mem::take(&mut prepared.limits);
@@ -231,7 +263,8 @@ impl Vm {
                 self.record.stage = ledger::Stage::Booting { vmm: process.record().clone() };
                 self.record.status.vmm_pid = Some(process.pid());
                 self.vmm = Some(process.clone());
-                self.write().await;
+                // Nothing of it is left after a crash of this machine, and until then it is known.
+                self.write_unsynced().await;
                 self.boot(boot, process);
             }
             Message::Attached(machine) => {
@@ -243,6 +276,7 @@ impl Vm {
                     let _ = messages.send(Message::Happened(Input::VmmEnded(end)));
                 }));
                 self.attached();
+                self.look_at_balloon();
                 let input = match self.record.origin {
                     Origin::Boot => Input::Spawned,
                     Origin::Snapshot { .. } => Input::Loaded,
@@ -258,8 +292,10 @@ impl Vm {
                 };
                 return self.happened(input).await;
             }
-            Message::Woken(connection, agent, channel) => {
+            Message::Woken(connection, agent, channel, times) => {
                 self.record.status.agent = Some(agent);
+                self.record.status.wake = Some(times);
+                self.find_out_working_set();
                 self.reached(connection, channel);
                 return self.happened(Input::Woken).await;
             }
@@ -271,8 +307,13 @@ impl Vm {
                 self.asks.saved(saved);
                 return self.happened(Input::Saved).await;
             }
+            Message::Balloon(facts) => {
+                self.record.status.balloon = Some(facts);
+                self.publish();
+            }
             // Without a machine the answer is dropped, and that is one.
             Message::Machine(answer) => drop(self.machine.clone().map(|machine| answer.send(machine))),
+            Message::Leave => return self.leave().await,
             Message::Remove(answer) => match self.remove().await {
                 Ok(()) => {
                     let _ = answer.send(Ok(()));
@@ -338,17 +379,6 @@ impl Vm {
             self.phase,
             Phase::Reconnecting | Phase::Finding | Phase::Dormant | Phase::Pausing | Phase::Rousing
         )
-    }
-
-    async fn remove_itself(&mut self) -> Next {
-        if self.record.spec.when_stopped != crate::spec::WhenStopped::Remove {
-            return Next::GoOn;
-        }
-        match self.remove().await {
-            Ok(()) => return Next::Removed,
-            Err(error) => tracing::error!(vm = %self.id, %error, "cannot remove a VM"),
-        }
-        Next::GoOn
     }
 }
 

@@ -2,7 +2,7 @@
 //! and forgets. Safe for many processes at once.
 
 pub(crate) mod cleanup;
-mod disks;
+pub(crate) mod disks;
 mod error;
 pub(crate) mod layout;
 pub(crate) mod lock;
@@ -202,6 +202,16 @@ impl Store {
         progress: &dyn Progress,
     ) -> Result<BaseDisk, Error> {
         disks::base_disk(self, image, extra_layers, progress)
+    }
+
+    /// A base disk by its key, if it is there.
+    pub fn disk(&self, key: &Digest) -> Result<Option<BaseDisk>, Error> {
+        disks::disk(self, key)
+    }
+
+    /// Where the base disk of this key is, whether or not it is there.
+    pub fn disk_path(&self, key: &Digest) -> PathBuf {
+        self.layout.disk(key)
     }
 
     /// Snapshots of VMs, in the same directory and below the same size limit.

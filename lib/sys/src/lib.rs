@@ -11,6 +11,7 @@ pub mod inherit;
 pub mod kvm;
 pub mod netlink;
 pub mod netns;
+pub mod page_cache;
 pub mod readiness;
 pub mod reading;
 pub mod signals;

@@ -125,7 +125,16 @@ impl Imp {
 
     /// A command that is yet to be run: no terminal, no input, none of the user's own settings.
     pub fn command(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
-        let mut command = Command::new(&self.program);
+        self.command_of(&self.program, arguments)
+    }
+
+    /// As `command`, of another program that is told where things are as `imp` is.
+    pub(crate) fn command_of(
+        &self,
+        program: &Path,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Command {
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .current_dir(&self.folder)
@@ -188,6 +197,13 @@ impl Imp {
         vms.pop().context("inspect shows no VM")
     }
 
+    /// Where a VM is in its life.
+    pub fn state(&self, vm: &str) -> anyhow::Result<String> {
+        let vm = self.inspect(vm)?;
+        let state = vm.pointer("/state").and_then(serde_json::Value::as_str);
+        state.map(str::to_owned).context("the VM has no state")
+    }
+
     /// Process id of the owner that lives.
     pub fn owner_pid(&self) -> anyhow::Result<Option<u32>> {
         let version: serde_json::Value = serde_json::from_str(&self.run(["version", "-o", "json"])?.good()?)?;
@@ -232,6 +248,7 @@ impl Imp {
             self.run(["rm", "-f"].iter().chain(&names))?.good()?;
         }
         self.run(["owner", "stop"])?.good()?;
+        node::lent::keep(&self.data())?;
         wait_until("the owner is gone", || Ok(!self.socket().exists()))
     }
 }

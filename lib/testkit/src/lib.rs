@@ -1,6 +1,7 @@
 //! What tests, the demo and the benchmarks share: images without a registry, what they need from the machine, and the
 //! check that nothing is left behind.
 
+pub mod husk;
 pub mod images;
 pub mod imp;
 pub mod leftovers;

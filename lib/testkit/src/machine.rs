@@ -6,6 +6,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use crate::node;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{program} is missing: run `./dev setup`, or `apt-get install {package}`")]
@@ -55,6 +57,11 @@ pub fn imp() -> Result<PathBuf, Error> {
     built("imp")
 }
 
+/// The `husk` that `./dev test` has built.
+pub fn husk() -> Result<PathBuf, Error> {
+    built("husk")
+}
+
 /// The static guest agent that `./dev test` has built.
 pub fn guest_agent() -> Result<PathBuf, Error> {
     built("guest-agent")
@@ -76,15 +83,25 @@ pub fn kernels() -> Result<PathBuf, Error> {
     Ok(kernels)
 }
 
-/// Makes `data` a data directory in which nothing is but the kernels, or leaves the one that is there.
+/// The same with a kernel that has no driver for VMGENID.
+pub fn older_kernels() -> Result<PathBuf, Error> {
+    let kernels = folder_in("IMP_TEST_LAB")?.join("older-kernels");
+    existing(kernels.join("default/vmlinux"))?;
+    Ok(kernels)
+}
+
+/// Makes `data` a data directory in which nothing is but the kernels and, in a node, what drivers have found out there, or leaves the one that is there.
 pub fn data_directory(data: &Path) -> Result<(), Error> {
     let kernels = kernels()?;
     fs::create_dir_all(data).map_err(|source| Error::Make { path: data.to_owned(), source })?;
     let link = data.join("kernels");
     match symlink(kernels, &link) {
-        Err(source) if source.kind() != ErrorKind::AlreadyExists => Err(Error::Make { path: link, source }),
-        Ok(()) | Err(_) => Ok(()),
+        Err(source) if source.kind() != ErrorKind::AlreadyExists => {
+            return Err(Error::Make { path: link, source });
+        }
+        Ok(()) | Err(_) => {}
     }
+    node::lent::to(data).map_err(|source| Error::Make { path: data.to_owned(), source })
 }
 
 /// Where what is built once is kept, named by its content.

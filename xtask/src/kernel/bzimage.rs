@@ -15,6 +15,11 @@ const SECTOR: usize = 512;
 /// A kernel larger than this is no kernel.
 const LARGEST: u64 = 512 << 20;
 
+/// How the streams begin that the kernel's build makes with LZ4, the tool's legacy format: blocks, each after its length.
+const LZ4_LEGACY: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+/// What a block of such a stream unpacks to, but for the last, which may be shorter.
+const LZ4_BLOCK: usize = 8 << 20;
+
 /// The uncompressed payload of `image`.
 pub(super) fn payload(image: &[u8]) -> anyhow::Result<Vec<u8>> {
     decompress(compressed(image)?)
@@ -40,7 +45,7 @@ fn number(image: &[u8], at: usize, size: usize) -> anyhow::Result<usize> {
 }
 
 fn decompress(payload: &[u8]) -> anyhow::Result<Vec<u8>> {
-    // Gzip, xz and zstd streams are followed by four bytes with the unpacked size, which none of the readers may reach.
+    // The streams are followed by four bytes with the unpacked size, which none of the readers may reach.
     let mut elf = Vec::new();
     match payload {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
@@ -50,13 +55,37 @@ fn decompress(payload: &[u8]) -> anyhow::Result<Vec<u8>> {
         [0xfd, b'7', b'z', b'X', b'Z', ..] => {
             liblzma::bufread::XzDecoder::new(payload).take(LARGEST).read_to_end(&mut elf)?
         }
+        [a, b, c, d, blocks @ ..] if [*a, *b, *c, *d] == LZ4_LEGACY => {
+            elf = lz4_blocks(blocks)?;
+            elf.len()
+        }
         [0x7f, b'E', b'L', b'F', ..] => {
             elf.extend_from_slice(payload);
             elf.len()
         }
-        _ => bail!("its compression is none of zstd, gzip, xz; repack it, or give an uncompressed vmlinux"),
+        _ => bail!(
+            "its compression is none of zstd, gzip, xz, lz4; repack it, or give an uncompressed vmlinux"
+        ),
     };
     Ok(elf)
+}
+
+/// Up to the first block that is not full, or the size that follows them.
+fn lz4_blocks(mut rest: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    let mut unpacked = vec![0; LZ4_BLOCK];
+    while let Some((length, behind)) = rest.split_first_chunk().filter(|(_, behind)| !behind.is_empty()) {
+        let length = usize::try_from(u32::from_le_bytes(*length))?;
+        let (block, behind) = behind.split_at_checked(length).context("it ends within a block")?;
+        let count = lz4_flex::block::decompress_into(block, &mut unpacked).context("an LZ4 block")?;
+        all.extend_from_slice(unpacked.get(..count).unwrap_or_default());
+        ensure!(all.len() as u64 <= LARGEST, "it is larger than a kernel");
+        if count < LZ4_BLOCK {
+            break;
+        }
+        rest = behind;
+    }
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -85,13 +114,31 @@ mod tests {
         let mut xz = liblzma::write::XzEncoder::new(Vec::new(), 1);
         xz.write_all(&kernel).unwrap();
         let size = (kernel.len() as u32).to_le_bytes();
-        for mut payload in
-            [zstd::encode_all(kernel.as_slice(), 1).unwrap(), gzip.finish().unwrap(), xz.finish().unwrap()]
-        {
+        let zstd = zstd::encode_all(kernel.as_slice(), 1).unwrap();
+        for mut payload in [zstd, gzip.finish().unwrap(), xz.finish().unwrap(), lz4(&kernel)] {
             payload.extend_from_slice(&size);
             assert!(super::payload(&image(&payload)).unwrap() == kernel, "magic {:02x?}", &payload[..4]);
         }
         assert!(super::payload(&image(&kernel)).unwrap() == kernel);
+    }
+
+    fn lz4(content: &[u8]) -> Vec<u8> {
+        let blocks = content.chunks(LZ4_BLOCK).map(lz4_flex::block::compress);
+        let blocks = blocks.map(|block| [&(block.len() as u32).to_le_bytes()[..], &block].concat());
+        LZ4_LEGACY.into_iter().chain(blocks.flatten()).collect()
+    }
+
+    #[test]
+    fn a_kernel_of_several_lz4_blocks_is_whole_or_refused() {
+        for size in [2 * LZ4_BLOCK, 2 * LZ4_BLOCK + 1] {
+            let mut kernel = b"\x7fELF and the rest".repeat(LZ4_BLOCK / 8);
+            kernel.truncate(size);
+            let packed = lz4(&kernel);
+            assert!(
+                payload(&image(&[&packed[..], &(size as u32).to_le_bytes()].concat())).unwrap() == kernel
+            );
+            assert!(payload(&image(&packed[..packed.len() - 1])).is_err());
+        }
     }
 
     #[test]

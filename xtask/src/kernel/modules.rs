@@ -19,6 +19,7 @@ const BOOT: &[&str] = &[
     "virtio_net",
     "vmw_vsock_virtio_transport",
     "virtio_rng",
+    "virtio_balloon",
     "overlay",
 ];
 

@@ -13,11 +13,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("imp-runtime", &["imp-storage", "imp-network", "imp-protocol", "imp-sys"]),
     ("imp-embedded", &["imp-runtime", "imp-protocol", "imp-sys"]),
     ("imp-cli", &["imp-embedded", "imp-runtime", "imp-storage", "imp-protocol", "imp-sys"]),
+    ("imp-husk", &["imp-runtime", "imp-protocol", "imp-sys"]),
     ("imp-guest-agent", &["imp-protocol", "imp-sys"]),
     ("imp-testkit", &["imp-testkit-node", "imp-sys"]),
     ("imp-testkit-node", &["imp-sys"]),
     ("imp-tests", &["imp-testkit"]),
-    ("imp-bench", &["imp-testkit", "imp-protocol"]),
+    ("imp-bench", &["imp-testkit", "imp-runtime", "imp-storage", "imp-protocol"]),
     ("imp-demo", &["imp-testkit"]),
     ("xtask", &[]),
 ];

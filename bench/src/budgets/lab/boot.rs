@@ -41,34 +41,39 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
     ])
 }
 
-/// The last of so many first bytes.
 fn ours(machine: &Machine, count: usize) -> anyhow::Result<Duration> {
     let memory = format!("{MEMORY_MIB}m");
-    at_once(count, || {
+    last_of(count, || {
         let line =
             ["run", "--rm", "--network", "none", "--cpus", "1", "-m", &memory, IMAGE, "--", "echo", "x"];
-        first_byte(machine.imp()?.args(line)).map(drop)
+        first_byte(machine.imp()?.args(line))
     })
 }
 
 fn bare(machine: &Machine, template: &Template, count: usize) -> anyhow::Result<Duration> {
-    at_once(count, || {
+    last_of(count, || {
         let folder = machine.scratch()?;
-        let bare = template.boot(folder.path(), None, None)?;
-        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-            let agent = bare.agent().await?;
-            guest::ping(&agent).await?;
-            guest::configure(&agent).await?;
-            guest::exec(&agent, &["echo", "x"]).await.map(drop)
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut bare = None;
+        // Its end is not part of it, as it is none of ours.
+        time(|| {
+            let bare = bare.insert(template.boot(folder.path(), None, None)?);
+            runtime.block_on(async {
+                let agent = bare.agent().await?;
+                guest::ping(&agent).await?;
+                guest::configure(&agent).await?;
+                guest::exec(&agent, &["echo", "x"]).await.map(drop)
+            })
         })
     })
 }
 
-fn at_once(count: usize, work: impl Fn() -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
-    time(|| {
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().ok().context("a thread panicked")?)
-        })
+/// Times of so many that begin together: the longest.
+fn last_of(count: usize, work: impl Fn() -> anyhow::Result<Duration> + Sync) -> anyhow::Result<Duration> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
+        let times = threads.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
+        let times = times.collect::<anyhow::Result<Vec<_>>>()?;
+        times.into_iter().max().context("nothing was timed")
     })
 }

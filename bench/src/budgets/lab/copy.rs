@@ -22,8 +22,8 @@ exec /bin/node channel 10000 /bin/busybox sh /conversation
 /// Takes or gives as much as ours does, as it is told.
 const CONVERSATION: &str = r#"while read -r order; do
   case $order in
-    take) /bin/busybox dd bs=64k iflag=fullblock count=512 of=/dev/null 2>/dev/null; echo taken >&0 ;;
-    give) /bin/busybox dd bs=64k count=512 if=/dev/zero 2>/dev/null >&0 ;;
+    take) /bin/busybox dd bs=64k iflag=fullblock count=2048 of=/dev/null 2>/dev/null; echo taken >&0 ;;
+    give) /bin/busybox dd bs=64k count=2048 if=/dev/zero 2>/dev/null >&0 ;;
   esac
 done
 "#;
@@ -41,7 +41,7 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
     channel.set_nonblocking(true)?;
     let _entered = machine.runtime.enter();
     let channel = RefCell::new(tokio::net::UnixStream::from_std(channel)?);
-    let names = ["32 MiB in / raw vsock", "32 MiB out / raw vsock"];
+    let names = ["128 MiB in / raw vsock", "128 MiB out / raw vsock"];
     let lines = against(&machine, &vm, &channel, names)?;
     machine.remove(&vm)?;
     Ok(lines)

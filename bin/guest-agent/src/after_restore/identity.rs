@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -88,8 +88,6 @@ fn set_machine_id(path: &Path, id: &MachineId) -> Result<(), Error> {
 /// The kernel's own number stays for good; what is read in its place is another file.
 fn set_boot_id() -> Result<(), Error> {
     let boot_id = fs::read_to_string(UUID).map_err(Error::BootId)?;
-    // Of an earlier wake.
-    let _ = unmount(BOOT_ID, UnmountFlags::DETACH);
     mount_over(Path::new(BOOT_ID), &boot_id)?;
     check(Path::new(BOOT_ID), &boot_id)
 }
@@ -98,15 +96,19 @@ fn set_boot_id() -> Result<(), Error> {
 fn mount_over(path: &Path, content: &str) -> Result<(), Error> {
     let temporary = Path::new(MEMORY).join(".imp-identity");
     let mounted = (|| {
+        // That of an earlier wake: no other mount shows a file without a name.
+        if fs::metadata(path)?.nlink() == 0 {
+            unmount(path, UnmountFlags::DETACH)?;
+        }
         let _ = fs::remove_file(&temporary);
         let mut file = File::options().write(true).create_new(true).mode(0o444).open(&temporary)?;
         file.write_all(content.as_bytes())?;
         mount_bind(&temporary, path)?;
         let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        mount_remount(path, MountFlags::BIND | flags, c"")?;
-        fs::remove_file(&temporary)
+        Ok(mount_remount(path, MountFlags::BIND | flags, c"")?)
     })();
-    mounted.map_err(|source| Error::Mount { path: path.to_owned(), source })
+    let removed = fs::remove_file(&temporary);
+    mounted.and(removed).map_err(|source| Error::Mount { path: path.to_owned(), source })
 }
 
 fn check(path: &Path, content: &str) -> Result<(), Error> {

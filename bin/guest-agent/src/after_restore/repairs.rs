@@ -20,8 +20,8 @@ const ESSENTIAL: [Kind; 3] = [Kind::Entropy, Kind::Clock, Kind::Identity];
 /// What the repairs find in the machine.
 pub(super) struct Surroundings<'a> {
     pub(super) time: HostTime,
-    /// The monotonic clock when the machine fell asleep, if it did.
-    pub(super) asleep_since: Option<Duration>,
+    /// The monotonic clock when the machine fell asleep.
+    pub(super) asleep_since: Duration,
     /// Processes that may hold connections.
     pub(super) processes: Vec<u32>,
     pub(super) inherited: &'a Inherited,
@@ -37,7 +37,7 @@ impl Repairs {
     pub(super) fn of_new_machine(identity: &Identity, surroundings: &Surroundings<'_>) -> Self {
         let mut repairs = Self::default();
         repairs.run(Kind::Entropy, || entropy::repair(&identity.entropy));
-        repairs.run(Kind::Clock, || clock::repair(surroundings.time, surroundings.asleep_since));
+        repairs.run(Kind::Clock, || clock::repair(surroundings.time, Some(surroundings.asleep_since)));
         repairs.run(Kind::Identity, || {
             identity::repair(&identity.hostname, &identity.names, &identity.machine_id)
         });

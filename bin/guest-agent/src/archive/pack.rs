@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use bytes::Bytes;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
 use tar::EntryType;
 
@@ -26,6 +26,21 @@ const MOST_MADE_UP: usize = 16 << 20;
 const MOST_LINKED: usize = 1 << 18;
 /// Bytes of names and of one value that a file's extended attributes may have.
 const MOST_ATTRIBUTES: usize = 64 << 10;
+
+/// File systems whose files are no content, as linux/magic.h numbers them.
+const MADE_UP: [rustix::fs::FsWord; 11] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x6367_7270, // cgroup2
+    0x0027_e0eb, // cgroup
+    0x1cd1,      // devpts
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0xcafe_4a11, // bpf
+    0x1980_0202, // mqueue
+    0x4249_4e4d, // binfmt_misc
+];
 
 /// Where an archive goes.
 pub(super) trait Output: Write {
@@ -62,6 +77,7 @@ struct Packer<'a, O> {
 
 struct Level {
     directory: OwnedFd,
+    device: u64,
     /// Names still to be packed, last first.
     rest: Vec<CString>,
     /// Length of the directory's own name within the member's.
@@ -72,8 +88,10 @@ impl<O: Output> Packer<'_, O> {
     /// Depth costs open files, of which there are many, but no stack.
     fn directory(&mut self, top: OwnedFd) -> Result<(), Error> {
         let mut name = Vec::new();
-        let rest = names(&top).map_err(Error::errno("cannot archive", self.top))?;
-        let mut levels = vec![Level { directory: top, rest, prefix: 0 }];
+        let failed = || Error::errno("cannot archive", self.top);
+        let rest = names(&top).map_err(failed())?;
+        let device = fstat(&top).map_err(failed())?.st_dev;
+        let mut levels = vec![Level { directory: top, device, rest, prefix: 0 }];
         while let Some(level) = levels.last_mut() {
             name.truncate(level.prefix);
             let Some(own) = level.rest.pop() else {
@@ -103,8 +121,11 @@ impl<O: Output> Packer<'_, O> {
             let mut described = describe(&name, &stat, EntryType::Directory);
             described.attributes = &attributes;
             described.write(self.output).map_err(Error::Archive)?;
+            if stat.st_dev != level.device && is_made_up(&child) {
+                continue;
+            }
             let rest = names(&child).map_err(|error| self.failed(&name, error))?;
-            levels.push(Level { directory: child, rest, prefix: name.len() });
+            levels.push(Level { directory: child, device: stat.st_dev, rest, prefix: name.len() });
         }
         Ok(())
     }
@@ -203,6 +224,12 @@ impl<O: Output> Packer<'_, O> {
     fn failed(&self, name: &[u8], error: Errno) -> Error {
         Error::errno("cannot archive", &shown(self.top, name))(error)
     }
+}
+
+/// Whether the kernel makes up what is below: a tree that holds such a mount is archived without its files, of which some
+/// cannot be read and others are larger than any disk.
+fn is_made_up(mounted: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(mounted).is_ok_and(|system| MADE_UP.contains(&system.f_type))
 }
 
 fn describe<'a>(name: &'a [u8], stat: &Stat, kind: EntryType) -> Described<'a> {

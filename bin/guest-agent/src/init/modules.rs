@@ -18,7 +18,7 @@ const REQUESTS: &str = "/proc/sys/kernel/modprobe";
 const QUIET: &str = "-q";
 
 /// Drivers that no answer to the host waits for. Who wants a network waits for its interface.
-const LATE: [&str; 4] = ["failover", "net_failover", "virtio_net", "virtio_rng"];
+const LATE: [&str; 5] = ["failover", "net_failover", "virtio_net", "virtio_rng", "virtio_balloon"];
 /// Drivers of the other kind of channel.
 const VSOCK: [&str; 3] = ["vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"];
 /// Beginnings of the names by which the kernel asks for modules of container tools: netfilter by module, family and

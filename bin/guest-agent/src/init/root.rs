@@ -34,7 +34,8 @@ pub(super) fn assemble(base: &Path, scratch: &Path) -> Result<OwnedFd, Error> {
     }
     mount(base, BASE, "ext4", MountFlags::RDONLY, c"")
         .map_err(|error| mounted("the image's disk")(error.into()))?;
-    mount(scratch, SCRATCH, "ext4", MountFlags::NOATIME, c"")
+    // It is thrown away with the machine: nobody waits for what replaces a file to be on it.
+    mount(scratch, SCRATCH, "ext4", MountFlags::NOATIME, c"noauto_da_alloc")
         .map_err(|error| mounted("the private disk")(error.into()))?;
     for directory in ["upper", "work", "plain"] {
         mounts::make_directory(&Path::new(SCRATCH).join(directory))

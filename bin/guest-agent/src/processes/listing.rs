@@ -101,7 +101,7 @@ pub(crate) fn descendants(leader: u32) -> Vec<u32> {
     }
 }
 
-pub(crate) fn pids() -> Vec<u32> {
+fn pids() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

@@ -114,11 +114,17 @@ impl Shown {
 
 impl Inspect {
     pub(crate) fn run(self, context: &Context) -> Outcome {
-        let vms = context.block_on(async {
+        let (vms, failed) = context.block_on(async {
             let owner = context.owner().await?;
-            let mut vms = Vec::new();
+            let (mut vms, mut failed) = (Vec::new(), None);
             for vm in &self.vms {
-                let vm = owner.inspect(vm).await?;
+                let vm = match owner.inspect(vm).await {
+                    Ok(vm) => vm,
+                    Err(error) => {
+                        failed.get_or_insert(error);
+                        continue;
+                    }
+                };
                 // One that has ended meanwhile takes nothing any more.
                 let usage = match vm.vmm_pid {
                     Some(_) => owner.usage(vec![vm.id.to_string()]).await.ok().and_then(|mut one| one.pop()),
@@ -126,12 +132,13 @@ impl Inspect {
                 };
                 vms.push((vm, usage));
             }
-            anyhow::Ok(vms)
+            anyhow::Ok((vms, failed))
         })??;
         let now = SystemTime::now();
         output::print(&output::json(
             &vms.into_iter().map(|(vm, usage)| Shown::new(vm, usage, now)).collect::<Vec<_>>(),
         ))?;
-        Ok(0)
+        // What was found is shown all the same.
+        failed.map_or(Ok(0), |error| Err(error.into()))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use clap::Args;
+use imp_runtime::Digest;
 use imp_runtime::status::{Outcome as VmOutcome, Secrets, State, VmStatus};
 use serde::Serialize;
 
@@ -43,7 +44,7 @@ pub(crate) struct Shown {
     ports: Vec<String>,
     labels: BTreeMap<String, String>,
     /// Digest of the snapshot that it was made of; absent: it booted.
-    made_of: Option<String>,
+    made_of: Option<Digest>,
     /// Whether its guest was given secrets, or comes from one that was.
     holds_secrets: bool,
     #[serde(skip)]
@@ -72,7 +73,7 @@ impl Shown {
                 .map(|port| format!("{}->{}/tcp", port.host, port.guest))
                 .collect(),
             labels: vm.labels.clone(),
-            made_of: vm.made_of.map(|snapshot| snapshot.to_string()),
+            made_of: vm.made_of,
             holds_secrets: vm.secrets == Secrets::Held,
             status: status(vm, now),
             age: show_age(vm.created, now),
@@ -106,12 +107,6 @@ fn status(vm: &VmStatus, now: SystemTime) -> String {
     }
 }
 
-/// The first digits of a digest.
-fn short(digest: &str) -> &str {
-    let hex = digest.trim_start_matches("sha256:");
-    hex.get(..12).unwrap_or(hex)
-}
-
 impl Row for Shown {
     const HEADINGS: &'static [&'static str] =
         &["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "STATUS", "MADE OF", "PORTS"];
@@ -130,7 +125,7 @@ impl Row for Shown {
             command,
             self.age.clone(),
             self.status.clone(),
-            self.made_of.as_deref().map_or("-", short).to_owned(),
+            self.made_of.map_or_else(|| "-".to_owned(), |snapshot| snapshot.short()),
             self.ports.join(", "),
         ]
     }

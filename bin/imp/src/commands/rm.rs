@@ -10,7 +10,7 @@ use crate::exit::Outcome;
 /// Remove VMs with their disks and logs, also those that are put away
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
-    /// Name, id, or the beginning of an id
+    /// Name, id, or the beginning of an id; of one that is put away its name, or its whole digest
     #[arg(required = true, value_name = "VM")]
     vms: Vec<String>,
     /// End those that still run

@@ -239,6 +239,7 @@ impl Run {
             detach_keys: self.detach_keys.clone(),
         };
         let mut program = Program::Main(Box::new(attached));
+        let mut comes_back = false;
         loop {
             let end = match session::run(&mut program, &wiring, interrupts, written).await {
                 Ok(end) => end,
@@ -253,6 +254,7 @@ impl Run {
                     program = Program::Main(Box::new(
                         owner.attach(vm.id.as_str(), self.attachment(self.offset(written))).await?,
                     ));
+                    comes_back = true;
                     continue;
                 }
                 Err(error) => {
@@ -261,7 +263,13 @@ impl Run {
                     );
                 }
             };
-            return self.conclude(&owner, vm, end, interrupts).await;
+            let is_over = matches!(end, End::Exited(_));
+            let code = self.conclude(&owner, vm, end, interrupts).await?;
+            if comes_back && is_over && self.rm {
+                // It waited for whoever was attached; an error says that it has gone by itself.
+                let _ = owner.remove(vm.id.as_str(), Running::Refuse).await;
+            }
+            return Ok(code);
         }
     }
 

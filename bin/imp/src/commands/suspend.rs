@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use imp_embedded::report;
+use imp_runtime::{Digest, WithSecrets};
 use serde::Serialize;
 
 use crate::commands::each::each;
@@ -20,11 +21,15 @@ pub(crate) struct Suspend {
     /// Name, id, or the beginning of an id
     #[arg(required = true, value_name = "VM")]
     vms: Vec<String>,
+    /// Also if they hold secrets: these are on disk then
+    #[arg(long)]
+    with_secrets: bool,
 }
 
 impl Suspend {
     pub(crate) fn run(self, context: &Context) -> Outcome {
-        each(context, &self.vms, |owner, vm| async move { Ok(owner.suspend(vm).await?.0) })
+        let secrets = if self.with_secrets { WithSecrets::Allowed } else { WithSecrets::Refused };
+        each(context, &self.vms, |owner, vm| async move { Ok(owner.suspend(vm, secrets).await?.0) })
     }
 }
 
@@ -33,7 +38,7 @@ impl Suspend {
 pub(crate) struct Shown {
     name: String,
     /// Of the snapshot.
-    digest: String,
+    digest: Digest,
     image: String,
     memory_bytes: u64,
     /// On disk.
@@ -47,7 +52,7 @@ impl Shown {
     pub(crate) fn new(suspended: report::Suspended, now: SystemTime) -> Self {
         Self {
             name: suspended.name,
-            digest: suspended.snapshot.to_string(),
+            digest: suspended.snapshot,
             image: suspended.image,
             memory_bytes: suspended.memory_bytes,
             size: suspended.bytes,
@@ -63,7 +68,7 @@ impl Row for Shown {
     fn cells(&self) -> Vec<String> {
         vec![
             self.name.clone(),
-            self.digest.trim_start_matches("sha256:").chars().take(12).collect(),
+            self.digest.short(),
             self.image.clone(),
             show_bytes(self.memory_bytes),
             self.age.clone(),
@@ -72,7 +77,7 @@ impl Row for Shown {
     }
 
     fn id(&self) -> String {
-        self.digest.clone()
+        self.digest.to_string()
     }
 
     fn name(&self) -> String {

@@ -40,6 +40,8 @@ struct Shown {
     /// Of the guest, as far as it answers.
     memory_used_bytes: Option<u64>,
     memory_total_bytes: u64,
+    /// What the guest has given back of it, if it has a balloon; not counted as used.
+    memory_given_back_bytes: Option<u64>,
     /// Of the VMM on the host.
     host_resident_bytes: u64,
     /// Pages that this VMM alone has.
@@ -57,12 +59,14 @@ struct Shown {
 impl Shown {
     fn new(usage: &Usage, cpu_percent: f64) -> Self {
         let guest = usage.guest.as_ref();
+        let given = usage.given_bytes.unwrap_or(0);
         Self {
             id: usage.id.clone(),
             name: usage.name.clone(),
             cpu_percent,
-            memory_used_bytes: guest.map(|guest| guest.memory_used_bytes),
+            memory_used_bytes: guest.map(|guest| guest.memory_used_bytes.saturating_sub(given)),
             memory_total_bytes: usage.memory_bytes,
+            memory_given_back_bytes: usage.given_bytes,
             host_resident_bytes: usage.host_resident_bytes,
             host_private_bytes: usage.host_private_bytes,
             host_shared_bytes: usage.host_shared_bytes,
@@ -72,6 +76,13 @@ impl Shown {
             network_sent_bytes: guest.map(|guest| guest.network_sent_bytes),
             processes: guest.map(|guest| guest.processes),
         }
+    }
+}
+
+impl Shown {
+    /// What the guest may use.
+    fn memory_left(&self) -> u64 {
+        self.memory_total_bytes.saturating_sub(self.memory_given_back_bytes.unwrap_or(0))
     }
 }
 
@@ -85,7 +96,7 @@ impl Row for Shown {
             self.id.chars().take(12).collect(),
             self.name.clone(),
             format!("{:.1} %", self.cpu_percent),
-            format!("{} / {}", bytes(self.memory_used_bytes), show_bytes(self.memory_total_bytes)),
+            format!("{} / {}", bytes(self.memory_used_bytes), show_bytes(self.memory_left())),
             format!("{} + {}", show_bytes(self.host_private_bytes), show_bytes(self.host_shared_bytes)),
             show_bytes(self.disk_used_bytes),
             format!("{} / {}", bytes(self.network_received_bytes), bytes(self.network_sent_bytes)),
@@ -154,6 +165,8 @@ fn cpu_percent(nanoseconds: u64, elapsed: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use imp_embedded::report::GuestUsage;
+
     use super::*;
 
     #[test]
@@ -169,6 +182,18 @@ mod tests {
     fn a_guest_that_does_not_answer_is_shown_without_its_part() {
         let usage = Usage { id: "a".into(), memory_bytes: 1 << 20, ..Usage::default() };
         assert_eq!(Shown::new(&usage, 0.0).cells().get(3).unwrap(), "? / 1.0 MiB");
+    }
+
+    #[test]
+    fn memory_that_a_guest_has_given_back_is_neither_used_nor_its_limit() {
+        let guest = GuestUsage { memory_used_bytes: 100 << 20, ..GuestUsage::default() };
+        let usage = Usage {
+            guest: Some(guest),
+            memory_bytes: 256 << 20,
+            given_bytes: Some(64 << 20),
+            ..Usage::default()
+        };
+        assert_eq!(Shown::new(&usage, 0.0).cells().get(3).unwrap(), "36.0 MiB / 192.0 MiB");
     }
 
     #[test]

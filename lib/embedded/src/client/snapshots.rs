@@ -5,7 +5,7 @@ use std::time::Duration;
 use imp_protocol::runtime as wire;
 use imp_protocol::runtime::pools_client::PoolsClient;
 use imp_protocol::runtime::snapshots_client::SnapshotsClient;
-use imp_runtime::spec::{Child, Identity};
+use imp_runtime::spec::{Child, Claim, Identity};
 use imp_runtime::status::VmStatus;
 use imp_runtime::template::{BuildStep, TemplateSpec};
 use imp_runtime::{Digest, WithSecrets};
@@ -80,7 +80,18 @@ impl Owner {
 
     /// All templates, those used last first.
     pub async fn templates(&self) -> Result<Vec<Template>, Error> {
-        let answer = self.snapshots().list_templates(wire::ListTemplatesRequest {}).await?.into_inner();
+        self.listed(&[]).await
+    }
+
+    /// The template that a name, or the beginning of a digest, means.
+    pub async fn template(&self, template: &str) -> Result<Template, Error> {
+        let listed = self.listed(&[template.to_owned()]).await?;
+        Ok(listed.into_iter().next().ok_or(convert::Error::Field("templates"))?)
+    }
+
+    async fn listed(&self, templates: &[String]) -> Result<Vec<Template>, Error> {
+        let request = wire::ListTemplatesRequest { templates: templates.to_vec() };
+        let answer = self.snapshots().list_templates(request).await?.into_inner();
         Ok(answer.templates.into_iter().map(convert::listed_from_wire).collect::<Result<_, _>>()?)
     }
 
@@ -96,6 +107,21 @@ impl Owner {
         let request = wire::VerifyTemplateRequest { template: template.to_owned() };
         let answer = self.snapshots().verify_template(request).await?.into_inner();
         Ok(convert::digest_from_wire(&answer.snapshot)?)
+    }
+
+    /// Whether VMs could be made here of a template that is on its way; an error says why not.
+    pub async fn would_restore(&self, snapshot: &Digest, manifest: Vec<u8>) -> Result<(), Error> {
+        let request = wire::WouldRestoreRequest { snapshot: snapshot.to_string(), manifest: manifest.into() };
+        self.snapshots().would_restore(request).await?;
+        Ok(())
+    }
+
+    /// Has a template stay that was brought here, under this name.
+    pub async fn keep_template(&self, name: &TemplateName, snapshot: &Digest) -> Result<(), Error> {
+        let request =
+            wire::KeepTemplateRequest { name: name.as_str().to_owned(), snapshot: snapshot.to_string() };
+        self.snapshots().keep_template(request).await?;
+        Ok(())
     }
 
     /// A VM made of a template, once its processes run.
@@ -151,8 +177,9 @@ impl Owner {
     }
 
     /// Its name, and the digest of its snapshot.
-    pub async fn suspend(&self, vm: &str) -> Result<(String, Digest), Error> {
-        let request = wire::SuspendRequest { vm: vm.to_owned() };
+    pub async fn suspend(&self, vm: &str, secrets: WithSecrets) -> Result<(String, Digest), Error> {
+        let request =
+            wire::SuspendRequest { vm: vm.to_owned(), with_secrets: secrets == WithSecrets::Allowed };
         let answer = self.snapshots().suspend(request).await?.into_inner();
         Ok((answer.name, convert::digest_from_wire(&answer.snapshot)?))
     }
@@ -192,9 +219,12 @@ impl Owner {
     }
 
     /// Exactly one VM of the pool, which nobody else gets.
-    pub async fn claim(&self, pool: &str, identity: &Identity) -> Result<Claimed, Error> {
-        let identity = Some(convert::identity_to_wire(identity));
-        let request = wire::ClaimRequest { pool: pool.to_owned(), identity };
+    pub async fn claim(&self, pool: &str, claim: &Claim, identity: &Identity) -> Result<Claimed, Error> {
+        let request = wire::ClaimRequest {
+            pool: pool.to_owned(),
+            identity: Some(convert::identity_to_wire(identity)),
+            claim: Some(convert::claim_to_wire(claim)),
+        };
         let answer = self.pools().claim(request).await?.into_inner();
         Ok(Claimed { vm: convert::status_from_wire(answer.vm)?, was_ready: answer.was_ready })
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(60);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// Doubled with each failure in a row. `jitter`, of 256, is up to a quarter more: pools that failed for the same reason
 /// do not come back at the same time.

@@ -4,9 +4,10 @@ use imp_protocol::runtime as wire;
 use imp_protocol::runtime::pools_server::Pools as Service;
 use tonic::{Request, Response, Status};
 
-use super::{Server, chain, encode, invalid, refusal};
+use super::{Server, encode};
 use crate::name::PoolName;
 use crate::pools::{Error, Record};
+use crate::refusal::{chain, invalid, refusal};
 use crate::wire as convert;
 
 /// The part of an owner that keeps pools.
@@ -19,12 +20,12 @@ impl Service for Pools {
         &self,
         request: Request<wire::CreatePoolRequest>,
     ) -> Result<Response<wire::CreatePoolResponse>, Status> {
-        let _step = self.0.under_way.begin()?;
         let wire::CreatePoolRequest { name, template, size } = request.into_inner();
         let name: PoolName = name.parse().map_err(|error| invalid(&error))?;
         let snapshot = self.0.template(&template).await?;
-        let pool = self.0.pools.create(Record { name, template, snapshot, size }).await;
-        let pool = pool.map_err(|error| status(&error))?;
+        let (pools, record) = (self.0.pools.clone(), Record { name, template, snapshot, size });
+        let made = self.0.under_way.whole(async move { pools.create(record).await });
+        let pool = made.await?.map_err(|error| status(&error))?;
         Ok(Response::new(wire::CreatePoolResponse { pool: Some(convert::pool_to_wire(pool)) }))
     }
 
@@ -40,14 +41,9 @@ impl Service for Pools {
         &self,
         request: Request<wire::RemovePoolRequest>,
     ) -> Result<Response<wire::RemovePoolResponse>, Status> {
-        let step = self.0.under_way.begin()?;
         let (pools, name) = (self.0.pools.clone(), request.into_inner().name);
-        let removed = tokio::spawn(async move {
-            let removed = pools.remove(&name).await;
-            drop(step);
-            removed
-        });
-        removed.await.map_err(|_| status(&Error::Ended))?.map_err(|error| status(&error))?;
+        let removed = self.0.under_way.whole(async move { pools.remove(&name).await });
+        removed.await?.map_err(|error| status(&error))?;
         Ok(Response::new(wire::RemovePoolResponse {}))
     }
 
@@ -55,17 +51,13 @@ impl Service for Pools {
         &self,
         request: Request<wire::ClaimRequest>,
     ) -> Result<Response<wire::ClaimResponse>, Status> {
-        let step = self.0.under_way.begin()?;
-        let wire::ClaimRequest { pool, identity } = request.into_inner();
+        let wire::ClaimRequest { pool, identity, claim } = request.into_inner();
+        let claim = convert::claim_from_wire(claim.unwrap_or_default()).map_err(|error| invalid(&error))?;
         let identity = convert::identity_from_wire(identity).map_err(|error| invalid(&error))?;
         let pools = self.0.pools.clone();
-        // Not called off half way with its client: what is taken is given to somebody, or ended.
-        let claimed = tokio::spawn(async move {
-            let claimed = pools.claim(&pool, identity).await;
-            drop(step);
-            claimed
-        });
-        let claimed = claimed.await.map_err(|_| status(&Error::Ended))?.map_err(|error| status(&error))?;
+        // What is taken is given to somebody, or ended.
+        let claimed = self.0.under_way.whole(async move { pools.claim(&pool, claim, identity).await });
+        let claimed = claimed.await?.map_err(|error| status(&error))?;
         Ok(Response::new(wire::ClaimResponse {
             vm: Some(encode(&claimed.vm)?),
             was_ready: claimed.was_ready,
@@ -78,6 +70,7 @@ fn status(error: &Error) -> Status {
     match error {
         Error::NoSuchPool(_) => Status::not_found(message),
         Error::Taken(_) => Status::already_exists(message),
+        Error::Changing(_) => Status::failed_precondition(message),
         Error::Size(_) => Status::invalid_argument(message),
         Error::Runtime(error) => refusal(error),
         Error::Record(_) | Error::Ended => Status::internal(message),

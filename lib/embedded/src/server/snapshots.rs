@@ -6,16 +6,20 @@ use std::sync::Arc;
 use futures_util::Stream;
 use imp_protocol::runtime as wire;
 use imp_protocol::runtime::snapshots_server::Snapshots as Service;
-use imp_runtime::template::BuildStep;
+use imp_runtime::template::{BuildStep, Template};
 use imp_runtime::{Digest, ForkRequest, WithSecrets};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::{Server, chain, encode, invalid, refusal};
+use super::{Server, encode};
 use crate::name::TemplateName;
 use crate::pools::pool_of;
+use crate::refusal::{chain, invalid, refusal};
+use crate::under_way::NotDone;
 use crate::wire as convert;
+
+mod put_away;
 
 /// Most children of one fork.
 const MOST_CHILDREN: usize = 1000;
@@ -42,6 +46,8 @@ impl Service for Snapshots {
         // A few steps at the most: as many as the client has asked to be waited for.
         let (answers, stream) = mpsc::unbounded_channel();
         let server = self.0.clone();
+        // Also while no machine of it runs, and only files are hashed.
+        let step = self.0.under_way.begin()?;
         tokio::spawn(async move {
             let steps = answers.clone();
             // A client that hung up does not hear of it.
@@ -59,6 +65,7 @@ impl Service for Snapshots {
                     wire::build_template_answer::Answer::Failed(imp_protocol::causes::chain(&error))
                 }
             };
+            drop(step);
             let _ = answers.send(Ok(wire::BuildTemplateAnswer { answer: Some(answer) }));
         });
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
@@ -66,12 +73,16 @@ impl Service for Snapshots {
 
     async fn list_templates(
         &self,
-        _: Request<wire::ListTemplatesRequest>,
+        request: Request<wire::ListTemplatesRequest>,
     ) -> Result<Response<wire::ListTemplatesResponse>, Status> {
-        let templates = self.0.runtime.templates().await.map_err(|error| refusal(&error))?;
-        let mut names = self.0.on_records(|server| server.names.by_snapshot()).await?;
+        let mut templates = self.0.runtime.templates().await.map_err(|error| refusal(&error))?;
+        let asked = request.into_inner().templates;
+        if !asked.is_empty() {
+            templates = self.0.among(&templates, &asked).await?;
+        }
+        let names = self.0.on_records(|server| server.names.by_snapshot()).await?;
         let listed = templates.into_iter().map(|template| {
-            let names = names.remove(&template.snapshot).unwrap_or_default();
+            let names = names.get(&template.snapshot).cloned().unwrap_or_default();
             convert::listed_to_wire(template, names)
         });
         Ok(Response::new(wire::ListTemplatesResponse { templates: listed.collect() }))
@@ -105,24 +116,44 @@ impl Service for Snapshots {
         Ok(Response::new(wire::VerifyTemplateResponse { snapshot: snapshot.to_string() }))
     }
 
+    async fn would_restore(
+        &self,
+        request: Request<wire::WouldRestoreRequest>,
+    ) -> Result<Response<wire::WouldRestoreResponse>, Status> {
+        let wire::WouldRestoreRequest { snapshot, manifest } = request.into_inner();
+        let snapshot = convert::digest_from_wire(&snapshot).map_err(|error| invalid(&error))?;
+        let judged = self.0.runtime.would_restore(&snapshot, &manifest).await;
+        judged.map_err(|error| refusal(&error))?;
+        Ok(Response::new(wire::WouldRestoreResponse {}))
+    }
+
+    async fn keep_template(
+        &self,
+        request: Request<wire::KeepTemplateRequest>,
+    ) -> Result<Response<wire::KeepTemplateResponse>, Status> {
+        let _step = self.0.under_way.begin()?;
+        let wire::KeepTemplateRequest { name, snapshot } = request.into_inner();
+        let name: TemplateName = name.parse().map_err(|error| invalid(&error))?;
+        let snapshot = convert::digest_from_wire(&snapshot).map_err(|error| invalid(&error))?;
+        self.0.runtime.template_keep(&snapshot).await.map_err(|error| refusal(&error))?;
+        self.0.lead(Some(name), snapshot).await?;
+        Ok(Response::new(wire::KeepTemplateResponse {}))
+    }
+
     async fn restore(
         &self,
         request: Request<wire::RestoreRequest>,
     ) -> Result<Response<wire::RestoreResponse>, Status> {
-        let step = self.0.under_way.begin()?;
         let request = request.into_inner();
         let child = request.child.ok_or_else(|| Status::invalid_argument("no child"))?;
         let child = convert::child_from_wire(child).map_err(|error| invalid(&error))?;
         let identity = convert::identity_from_wire(request.identity).map_err(|error| invalid(&error))?;
         let snapshot = self.0.template(&request.template).await?;
         let runtime = self.0.runtime.clone();
-        // Not called off half way with its client, who would leave what nobody knows of.
-        let restored = tokio::spawn(async move {
-            let restored = runtime.restore(&snapshot, child, identity).await;
-            drop(step);
-            restored
-        });
-        let vm = restored.await.map_err(|_| ended())?.map_err(|error| refusal(&error))?;
+        // Half way it would be what nobody knows of.
+        let restored =
+            self.0.under_way.whole(async move { runtime.restore(&snapshot, child, identity).await });
+        let vm = restored.await?.map_err(|error| refusal(&error))?;
         tracing::info!(vm = %vm.id, template = %snapshot.short(), "restored");
         Ok(Response::new(wire::RestoreResponse { vm: Some(encode(&vm)?) }))
     }
@@ -131,7 +162,6 @@ impl Service for Snapshots {
         &self,
         request: Request<wire::ForkRequest>,
     ) -> Result<Response<wire::ForkResponse>, Status> {
-        let step = self.0.under_way.begin()?;
         let request = request.into_inner();
         let id = self.0.resolve(&request.vm)?;
         if !(1..=MOST_CHILDREN).contains(&request.children.len()) {
@@ -142,10 +172,10 @@ impl Service for Snapshots {
             Ok((convert::child_from_wire(named)?, convert::identity_from_wire(child.identity)?))
         });
         let children = children.collect::<Result<_, convert::Error>>().map_err(|error| invalid(&error))?;
-        let secrets = if request.with_secrets { WithSecrets::Allowed } else { WithSecrets::Refused };
-        let forked = self.0.runtime.fork(&id, ForkRequest { children, secrets }).await;
-        drop(step);
-        let forked = forked.map_err(|error| refusal(&error))?;
+        let secrets = with_secrets(request.with_secrets);
+        let (runtime, asked) = (self.0.runtime.clone(), ForkRequest { children, secrets });
+        let forked = self.0.under_way.whole(async move { runtime.fork(&id, asked).await });
+        let forked = forked.await?.map_err(|error| refusal(&error))?;
         let children = forked.children.into_iter().map(|child| {
             let came = match child {
                 Ok(vm) => wire::forked_child::Came::Vm(encode(&vm)?),
@@ -180,10 +210,13 @@ impl Service for Snapshots {
         &self,
         request: Request<wire::SuspendRequest>,
     ) -> Result<Response<wire::SuspendResponse>, Status> {
-        let _step = self.0.under_way.begin()?;
-        let id = self.0.resolve(&request.into_inner().vm)?;
+        let request = request.into_inner();
+        let id = self.0.resolve(&request.vm)?;
+        let secrets = with_secrets(request.with_secrets);
         let name = self.0.runtime.get(&id).map_err(|error| refusal(&error))?.name.to_string();
-        let snapshot = self.0.runtime.suspend(&id).await.map_err(|error| refusal(&error))?;
+        let runtime = self.0.runtime.clone();
+        let suspended = self.0.under_way.whole(async move { runtime.suspend(&id, secrets).await });
+        let snapshot = suspended.await?.map_err(|error| refusal(&error))?;
         Ok(Response::new(wire::SuspendResponse { name, snapshot: snapshot.to_string() }))
     }
 
@@ -200,16 +233,11 @@ impl Service for Snapshots {
         &self,
         request: Request<wire::WakeRequest>,
     ) -> Result<Response<wire::WakeResponse>, Status> {
-        let step = self.0.under_way.begin()?;
-        let snapshot = self.0.suspended(&request.into_inner().suspended).await?.snapshot;
+        let all = self.0.runtime.suspended().await.map_err(|error| refusal(&error))?;
+        let snapshot = put_away::to_wake(&all, &request.into_inner().suspended).map_err(unknown)?.snapshot;
         let runtime = self.0.runtime.clone();
-        // Not called off half way with its client.
-        let woken = tokio::spawn(async move {
-            let woken = runtime.wake(&snapshot).await;
-            drop(step);
-            woken
-        });
-        let vm = woken.await.map_err(|_| ended())?.map_err(|error| refusal(&error))?;
+        let woken = self.0.under_way.whole(async move { runtime.wake(&snapshot).await });
+        let vm = woken.await?.map_err(|error| refusal(&error))?;
         Ok(Response::new(wire::WakeResponse { vm: Some(encode(&vm)?) }))
     }
 
@@ -217,9 +245,9 @@ impl Service for Snapshots {
         &self,
         request: Request<wire::DiscardRequest>,
     ) -> Result<Response<wire::DiscardResponse>, Status> {
-        let suspended = self.0.suspended(&request.into_inner().suspended).await?;
-        let removed = self.0.runtime.template_remove(&suspended.snapshot).await;
-        removed.map_err(|error| refusal(&error))?;
+        let all = self.0.runtime.suspended().await.map_err(|error| refusal(&error))?;
+        let suspended = put_away::to_discard(&all, &request.into_inner().suspended).map_err(unknown)?;
+        self.0.runtime.discard(&suspended.snapshot).await.map_err(|error| refusal(&error))?;
         Ok(Response::new(wire::DiscardResponse { name: suspended.name.to_string() }))
     }
 }
@@ -231,33 +259,34 @@ impl Server {
         let named = self.on_records(move |server| server.names.find(&text)).await?;
         let found = match named {
             // One that was pruned leaves its name behind.
-            Some(snapshot) => self.runtime.snapshot(&snapshot.to_string()).await,
-            None => self.runtime.snapshot(asked).await,
+            Some(snapshot) => self.runtime.find_template(&snapshot.to_string()).await,
+            None => self.runtime.find_template(asked).await,
         };
         found.map_err(|error| {
+            if let imp_runtime::Error::NotATemplate { .. } = error {
+                return refusal(&error);
+            }
             let shown: String = asked.chars().take(100).collect();
             let hint = "`imp template ls` lists all, `imp template build` makes one";
             Status::not_found(format!("there is no template {shown:?} ({}); {hint}", chain(&error)))
         })
     }
 
-    /// The VM that is put away under this name, or whose snapshot's digest begins like this. Names win.
-    async fn suspended(&self, asked: &str) -> Result<imp_runtime::Suspended, Status> {
-        let all = self.runtime.suspended().await.map_err(|error| refusal(&error))?;
-        let hex = asked.strip_prefix("sha256:").unwrap_or(asked);
-        let begins = |one: &imp_runtime::Suspended| hex.len() >= 4 && one.snapshot.hex().starts_with(hex);
-        let named: Vec<_> = all.iter().filter(|one| one.name.as_str() == asked).collect();
-        let meant = if named.is_empty() { all.iter().filter(|one| begins(one)).collect() } else { named };
-        let shown: String = asked.chars().take(100).collect();
-        match meant.as_slice() {
-            [one] => Ok((*one).clone()),
-            [] => {
-                Err(Status::not_found(format!("no VM {shown:?} is put away; `imp ps --suspended` lists all")))
-            }
-            _ => Err(Status::not_found(format!(
-                "{shown:?} fits more than one VM that is put away: use its digest, as `imp ps --suspended` shows it"
-            ))),
+    /// Of these templates those that are asked for, in that order.
+    async fn among(&self, templates: &[Template], asked: &[String]) -> Result<Vec<Template>, Status> {
+        let mut found = Vec::new();
+        for text in asked {
+            let snapshot = self.template(text).await?;
+            let one = templates.iter().find(|template| template.snapshot == snapshot);
+            found.push(one.cloned().ok_or_else(|| {
+                let shown = snapshot.short();
+                let ways = format!(
+                    "`imp template verify {shown}` says what is damaged, `imp template rm {shown}` removes it"
+                );
+                Status::failed_precondition(format!("the template {shown} cannot be described; {ways}"))
+            })?);
         }
+        Ok(found)
     }
 
     async fn lead(&self, name: Option<TemplateName>, snapshot: Digest) -> Result<(), Status> {
@@ -272,7 +301,7 @@ impl Server {
     ) -> Result<T, Status> {
         let server = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&server)).await;
-        done.map_err(|_| ended())?.map_err(|error| Status::internal(chain(&error)))
+        done.map_err(|_| NotDone::Ended)?.map_err(|error| Status::internal(chain(&error)))
     }
 
     /// Who uses a template, with the way out.
@@ -302,6 +331,10 @@ impl Server {
     }
 }
 
-fn ended() -> Status {
-    Status::internal("the task was ended")
+fn unknown(error: put_away::Unknown) -> Status {
+    Status::not_found(error.to_string())
+}
+
+fn with_secrets(asked: bool) -> WithSecrets {
+    if asked { WithSecrets::Allowed } else { WithSecrets::Refused }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use imp_protocol::runtime as wire;
 use imp_runtime::Digest;
 use imp_runtime::spec::{
-    Arguments, Child, Cpus, DiskSize, Environment, HostName, Identity, IpVersions, KernelChoice, Memory,
-    WhenStopped,
+    Arguments, Child, Claim, Cpus, DiskSize, Environment, HostName, Identity, IpVersions, KernelChoice,
+    Memory, WhenStopped,
 };
 use imp_runtime::template::{BuildStep, InitCommand, Probe, Readiness, TemplateSpec};
 
@@ -214,6 +214,25 @@ pub(crate) fn child_from_wire(child: wire::Child) -> Result<Child, Error> {
     })
 }
 
+pub(crate) fn claim_to_wire(claim: &Claim) -> wire::Claim {
+    wire::Claim {
+        name: claim.name.as_ref().map(|name| name.as_str().to_owned()).unwrap_or_default(),
+        labels: claim.labels.clone().into_iter().collect(),
+        ports: claim.ports.iter().map(port_to_wire).collect(),
+        remove_when_stopped: claim.when_stopped.map(|when| when == WhenStopped::Remove),
+    }
+}
+
+pub(crate) fn claim_from_wire(claim: wire::Claim) -> Result<Claim, Error> {
+    let when = |remove| if remove { WhenStopped::Remove } else { WhenStopped::Keep };
+    Ok(Claim {
+        name: if claim.name.is_empty() { None } else { Some(claim.name.parse()?) },
+        labels: claim.labels.into_iter().collect(),
+        ports: claim.ports.into_iter().map(port_from_wire).collect::<Result<_, _>>()?,
+        when_stopped: claim.remove_when_stopped.map(when),
+    })
+}
+
 pub(crate) fn identity_to_wire(identity: &Identity) -> wire::Identity {
     wire::Identity {
         hostname: identity.hostname.as_ref().map(|name| name.as_str().to_owned()).unwrap_or_default(),
@@ -312,6 +331,12 @@ mod tests {
         child.when_stopped = WhenStopped::Remove;
         let there = child_from_wire(child_to_wire(&child)).unwrap();
         assert_eq!(format!("{there:?}"), format!("{child:?}"));
+        let mut claim = Claim { name: Some("mine".parse().unwrap()), ..Claim::default() };
+        for when_stopped in [None, Some(WhenStopped::Keep), Some(WhenStopped::Remove)] {
+            claim.when_stopped = when_stopped;
+            let there = claim_from_wire(claim_to_wire(&claim)).unwrap();
+            assert_eq!(format!("{there:?}"), format!("{claim:?}"));
+        }
         let identity = Identity {
             hostname: None,
             environment: Environment::new(["A=1"]).unwrap(),

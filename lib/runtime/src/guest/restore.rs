@@ -32,6 +32,8 @@ pub(crate) enum Error {
     /// A machine that must not be served.
     #[error("the restored guest cannot be used: its {repair} was not repaired: {why}")]
     NotRepaired { repair: RepairKind, why: String },
+    #[error("the restored guest cannot be used: its processes ran before it was repaired")]
+    RanUnrepaired,
     #[error("the restored guest cannot be used: its clock is {} ms away from the host's", away.as_millis())]
     Clock { away: Duration },
 }
@@ -41,9 +43,8 @@ pub(crate) enum Error {
 pub(crate) struct Generation(String);
 
 impl Generation {
-    /// `random` makes it different from those of other hosts; `counter` tells a person which came first on this one.
-    pub(crate) fn new(random: [u8; 16], counter: u64) -> Self {
-        Self(format!("{:032x}-{counter}", u128::from_be_bytes(random)))
+    pub(crate) fn from_random(bytes: [u8; 16]) -> Self {
+        Self(format!("{:032x}", u128::from_be_bytes(bytes)))
     }
 }
 
@@ -131,9 +132,9 @@ impl RepairKind {
     }
 }
 
-impl fmt::Display for RepairKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl RepairKind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Entropy => "entropy",
             Self::Clock => "clock",
             Self::Identity => "identity",
@@ -142,7 +143,13 @@ impl fmt::Display for RepairKind {
             Self::Generation => "generation",
             Self::Environment => "environment",
             Self::Hooks => "hooks",
-        })
+        }
+    }
+}
+
+impl fmt::Display for RepairKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -218,6 +225,10 @@ fn judge(wake: &Wake, answer: WakeResponse, sent: u64, now: u64) -> Result<Woken
             return Err(Error::NotRepaired { repair, why: "the guest does not say that it was".to_owned() });
         }
     }
+    // Its main process stood still, at least.
+    if matches!(wake, Wake::New(_)) && woken.processes == 0 {
+        return Err(Error::RanUnrepaired);
+    }
     let guest = answer.unix_time_nanoseconds;
     let away = Duration::from_nanos(sent.saturating_sub(guest).max(guest.saturating_sub(now)));
     if away > CLOCK {
@@ -237,7 +248,7 @@ mod tests {
 
     fn new_machine() -> NewMachine {
         NewMachine {
-            generation: Generation::new([7; 16], 3),
+            generation: Generation::from_random([7; 16]),
             hostname: "one".parse().unwrap(),
             machine_id: MachineId::from_random([0xff; 16]),
             network: None,
@@ -295,6 +306,13 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_of_which_nothing_stood_still_until_it_was_repaired_is_not_served() {
+        let ran = WakeResponse { thawed: 0, ..answer(None, None) };
+        assert!(matches!(judged(new_machine(), ran.clone()), Err(Error::RanUnrepaired)));
+        assert!(judge(&Wake::Same, ran, NOW, NOW).is_ok());
+    }
+
+    #[test]
     fn the_same_machine_needs_its_clock_alone() {
         let clock = Repair { kind: Kind::Clock.into(), failed: String::new(), nanoseconds: 0 };
         let answer = WakeResponse { repairs: vec![clock], thawed: 1, unix_time_nanoseconds: NOW };
@@ -318,10 +336,7 @@ mod tests {
 
     #[test]
     fn generations_and_machine_ids_are_what_their_readers_expect() {
-        assert_eq!(
-            Generation::new([0xab; 16], 42).to_string(),
-            "abababababababababababababababab-42".to_owned()
-        );
+        assert_eq!(Generation::from_random([0xab; 16]).to_string(), "ab".repeat(16));
         assert_eq!(MachineId::from_random([0xff; 16]).to_string(), "ffffffffffff4fffbfffffffffffffff");
         assert_eq!(MachineId::from_random([0; 16]).to_string(), "00000000000040008000000000000000");
     }

@@ -31,7 +31,9 @@ impl Phase {
             // Heard before the processes stood still.
             (Self::Sleeping { .. }, Input::MainEnded(outcome)) => Self::drain(outcome),
             (Self::Saving { after: After::GoOn }, Input::Saved) => Self::rouse(),
-            (Self::Saving { after: After::Keep }, Input::Saved) => (Self::Paused, vec![]),
+            (Self::Saving { after: After::Keep }, Input::Saved) => (Self::Keeping, vec![]),
+            (Self::Keeping, Input::Kept) => Self::end(Outcome::Killed),
+            (Self::Keeping, Input::NotKept) => Self::rouse(),
             (Self::Saving { after: After::GoOn | After::Keep }, Input::Failed(_)) => Self::rouse(),
             (Self::Saving { after: After::End }, Input::Saved) => Self::end(Outcome::Killed),
             (Self::Saving { after: After::End }, Input::Failed(failure)) => Self::end(failed(failure)),
@@ -51,6 +53,7 @@ impl Phase {
                 | Self::Waking
                 | Self::Sleeping { .. }
                 | Self::Saving { .. }
+                | Self::Keeping
                 | Self::Pausing
                 | Self::Paused
                 | Self::Rousing,
@@ -60,6 +63,7 @@ impl Phase {
                 Self::Waking
                 | Self::Sleeping { .. }
                 | Self::Saving { .. }
+                | Self::Keeping
                 | Self::Pausing
                 | Self::Paused
                 | Self::Rousing,
@@ -69,6 +73,7 @@ impl Phase {
                 Self::Waking
                 | Self::Sleeping { .. }
                 | Self::Saving { .. }
+                | Self::Keeping
                 | Self::Pausing
                 | Self::Paused
                 | Self::Rousing,
@@ -88,6 +93,8 @@ impl Phase {
                 | Input::Slept
                 | Input::NotSlept
                 | Input::Saved
+                | Input::Kept
+                | Input::NotKept
                 | Input::Halted
                 | Input::Resume
                 | Input::Answered

@@ -151,6 +151,8 @@ impl Phase {
                 | Input::Slept
                 | Input::NotSlept
                 | Input::Saved
+                | Input::Kept
+                | Input::NotKept
                 | Input::Halted
                 | Input::Resume
                 | Input::MainStarted

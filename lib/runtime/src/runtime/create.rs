@@ -10,15 +10,15 @@ use imp_storage::snapshots::Snapshot;
 use super::{Error, Runtime};
 use crate::admission::{Machine, Need};
 use crate::id::VmId;
-use crate::ledger::{self, Origin, Purpose, Record};
-use crate::spec::{HostName, NetworkMode, VmSpec};
+use crate::ledger::{self, Booted, Origin, Purpose, Record};
+use crate::spec::{Balloon, HostName, NetworkMode, VmSpec};
 use crate::status::{AgentFacts, DriverFacts, KernelFacts, NetworkFacts, Secrets, State, VmStatus};
 use crate::template::InitCommand;
-use crate::vm::{self, Beginning, Context, Handle};
+use crate::vm::{self, Beginning, Context};
 use crate::vmm::drivers::User;
 use crate::vmm::snapshot::SnapshotKind;
 use crate::vmm::{self, Driver};
-use crate::{boot, network, pins, random};
+use crate::{boot, network, random};
 
 /// A VM that is to be.
 pub(crate) struct New {
@@ -71,16 +71,25 @@ impl Runtime {
         let context = Arc::clone(&self.shared.context);
         let New { spec, initial, .. } = &new;
         let initial = initial.clone();
-        let kernel = boot::kernel(&context.layout, &spec.kernel)?.facts;
+        let kernel = match &new.made_of {
+            Some(made_of) => made_of.kernel.clone(),
+            None => boot::kernel(&context.layout, &spec.kernel)?.facts,
+        };
         let id = VmId::from_random(random::bytes());
         let user = User::of_this_process();
         let driver = match &new.made_of {
             Some(made_of) => Arc::clone(&made_of.driver),
-            None => context.drivers.for_new(network::asked(spec.network, &spec.bridge), &spec.limits, user),
+            None => {
+                let network = network::asked(spec.network, &spec.bridge);
+                context.drivers.for_new(network, &spec.limits, spec.balloon, user)
+            }
         };
         if new.purpose == Purpose::Template && !driver.capabilities().snapshots.contains(&SnapshotKind::Full)
         {
             return Err(Error::NoSnapshots { driver: driver.facts().name.clone() });
+        }
+        if spec.balloon == Balloon::With && driver.capabilities().balloons == vmm::Possible::No {
+            return Err(Error::NoBalloons { driver: driver.facts().name.clone() });
         }
         let memory = vm::need(&new.origin(), spec.memory, driver.as_ref());
         let vmm_user = self.admit(&id, spec, memory, driver.users())?;
@@ -109,8 +118,7 @@ impl Runtime {
         let seen = self.machine();
         let need = Need { memory, cpus: spec.cpus.get(), scratch: spec.scratch.bytes() };
         let mut vms = self.vms();
-        let taken = |handle: &Handle| handle.status.borrow().name == spec.name;
-        if vms.handles.values().any(taken) || vms.coming.values().any(|(name, ..)| *name == spec.name) {
+        if vms.is_taken(&spec.name) {
             return Err(Error::NameTaken { name: spec.name.clone() });
         }
         let commitments = vms.commitments();
@@ -155,7 +163,8 @@ fn write_down(
         record.status.secrets = made_of.secrets;
         record.status.made_of = Some(made_of.snapshot.digest);
         record.status.agent = Some(made_of.agent.clone());
-        record.status.kernel = made_of.kernel.clone();
+        let description = &made_of.snapshot.manifest.description;
+        record.booted = Some(Booted { kernel: description.kernel, initramfs: description.agent.digest });
     }
     if let Err(error) = enter(context, &record) {
         if leased {
@@ -172,12 +181,13 @@ fn write_down(
 fn enter(context: &Context, record: &Record) -> Result<(), Error> {
     let id = &record.status.id;
     ledger::create(&context.layout, record)?;
-    let pinned = pins::pin(&context.store, &record.spec.base.key, id).and_then(|()| match &record.origin {
-        Origin::Boot => Ok(()),
-        Origin::Snapshot { digest } => pins::pin_snapshot(&context.store, digest, id),
-    });
+    let pinned =
+        context.keeper.pin(&context.store, &record.spec.base.key, id).and_then(|()| match &record.origin {
+            Origin::Boot => Ok(()),
+            Origin::Snapshot { digest } => context.keeper.pin_snapshot(&context.store, digest, id),
+        });
     if let Err(error) = pinned {
-        pins::unpin(&context.store, id)?;
+        context.keeper.unpin(&context.store, id)?;
         ledger::remove(&context.layout.vm(id))?;
         return Err(error.into());
     }
@@ -239,10 +249,12 @@ fn first_status(
         limits: Vec::new(),
         not_enforced: Vec::new(),
         asked: spec.limits.clone(),
+        balloon: None,
         unreachable_since: None,
         stages: Vec::new(),
         stop_grace: spec.stop_grace,
         made_of: None,
         secrets: Secrets::None,
+        wake: None,
     }
 }

@@ -8,25 +8,27 @@
 //! The snapshot is good until this machine restarts, and goes with the last VM that is made of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
 use imp_storage::blob::digest::Digest;
 use imp_storage::snapshots::manifest::Kind;
 use imp_storage::snapshots::{Keeping, Snapshot};
 
+use super::restore::new_machine;
 use super::{Error, Runtime};
 use crate::id::VmId;
 use crate::lifecycle::After;
-use crate::restore;
+use crate::restore::{self, CameTo};
 use crate::spec::{Child, Identity};
 use crate::status::{Secrets, State, VmStatus};
-use crate::template::host;
-use crate::vm::{RestError, Saved, chain};
+use crate::vm::{Given, RestError, Saved, chain};
 use crate::vmm::snapshot::SnapshotKind;
 
 /// Room that a snapshot takes beside memory and disk: the state of devices and processors.
 const STATE: u64 = 1 << 20;
+/// Children of one fork that come up at the same time. Each takes a process, a disk and a thread of its host for that.
+const AT_ONCE: usize = 8;
 
 #[derive(Debug, Clone)]
 pub struct ForkRequest {
@@ -50,6 +52,23 @@ pub struct Forked {
     pub paused: Duration,
 }
 
+/// A VM that was written down.
+pub(super) struct Written {
+    pub(super) snapshot: Snapshot,
+    pub(super) times: WriteTimes,
+}
+
+/// What it took to write a running VM down, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteTimes {
+    /// Its processes were made to stand still.
+    pub freeze: Duration,
+    /// Its machine stood still, while memory, state and disk were written.
+    pub paused: Duration,
+    /// What was written became a snapshot.
+    pub keep: Duration,
+}
+
 impl Runtime {
     /// Makes children of a running VM, which goes on whatever becomes of them. They share its memory until they write to it, and
     /// have copies of its disk as it was at that moment. What the parent had open is closed in the children: calls to its
@@ -62,12 +81,12 @@ impl Runtime {
     }
 
     async fn fork_whole(&self, id: &VmId, request: ForkRequest) -> Result<Forked, Error> {
-        let (snapshot, paused) = self.snapshot_for_children(id, request.secrets).await?;
+        let Written { snapshot, times } = self.snapshot_for_children(id, request.secrets).await?;
         let children = request.children.into_iter().map(|(child, identity)| {
             let snapshot = snapshot.clone();
-            async move { self.child_of(snapshot, child, identity).await }
+            async move { self.made_of(snapshot, child, new_machine(identity, Given::default())).await }
         });
-        let children = join_all(children).await;
+        let children = a_few_at_a_time(children).await;
         let digest = snapshot.digest;
         drop(snapshot);
         if children.iter().all(Result::is_err) {
@@ -77,29 +96,15 @@ impl Runtime {
         if let Ok(handle) = self.handle(id) {
             self.roused(&handle).await;
         }
-        Ok(Forked { children, paused })
-    }
-
-    async fn child_of(
-        &self,
-        snapshot: Snapshot,
-        child: Child,
-        identity: Identity,
-    ) -> Result<Arc<VmStatus>, Error> {
-        let id = self.prepare_of(snapshot, child).await?;
-        let activated = self.activate(&id, identity).await;
-        if activated.is_err() {
-            self.clear(&id).await;
-        }
-        activated
+        Ok(Forked { children, paused: times.paused })
     }
 
     /// What children of a running VM are made of.
-    async fn snapshot_for_children(
+    pub(super) async fn snapshot_for_children(
         &self,
         id: &VmId,
         secrets: WithSecrets,
-    ) -> Result<(Snapshot, Duration), Error> {
+    ) -> Result<Written, Error> {
         if self.get(id)?.secrets == Secrets::Held && secrets == WithSecrets::Refused {
             return Err(Error::HoldsSecrets { id: id.clone() });
         }
@@ -107,7 +112,7 @@ impl Runtime {
     }
 
     /// A snapshot of a running VM.
-    pub(super) async fn written_down(&self, id: &VmId, kind: Kind) -> Result<(Snapshot, Duration), Error> {
+    pub(super) async fn written_down(&self, id: &VmId, kind: Kind) -> Result<Written, Error> {
         let (after, keeping) = match kind {
             Kind::Suspend => (After::Keep, Keeping::Durable),
             Kind::Fork | Kind::Template => (After::GoOn, Keeping::UntilRestart),
@@ -125,23 +130,57 @@ impl Runtime {
         let bytes = status.memory.bytes() + self.usage(id).await?.scratch_bytes + STATE;
         let draft = tokio::task::spawn_blocking(move || context.store.snapshots().draft(bytes));
         let draft = draft.await.map_err(|_| Error::Ended)?.map_err(Box::new)?;
+        let began = Instant::now();
         let Saved { record, paused } = self.save(id, &draft, after).await?;
+        let saved = began.elapsed();
         let context = Arc::clone(&self.shared.context);
         let committed = tokio::task::spawn_blocking(move || {
-            let (driver, kernel) = (&record.status.driver, record.status.kernel.choice());
-            let facts = host::facts(&context, driver, &kernel, record.status.network.mode)?;
-            let description = restore::description(&record, kind, None, &facts)?;
+            let description = restore::description(&record, kind, None)?;
             let snapshots = context.store.snapshots();
             Ok::<_, Error>(snapshots.commit(draft, description, keeping).map_err(Box::new)?)
         });
-        Ok((committed.await.map_err(|_| Error::Ended)??, paused))
+        let snapshot = committed.await.map_err(|_| Error::Ended)??;
+        let keep = began.elapsed() - saved;
+        Ok(Written { snapshot, times: WriteTimes { freeze: saved.saturating_sub(paused), paused, keep } })
     }
 
-    async fn forget(&self, digest: Digest) {
+    pub(super) async fn forget(&self, digest: Digest) {
         let context = Arc::clone(&self.shared.context);
-        let removed = tokio::task::spawn_blocking(move || restore::remove_unused(&context.store, &digest));
+        let removed = tokio::task::spawn_blocking(move || {
+            restore::remove_unused(&context.store, &digest, CameTo::Nothing)
+        });
         if let Ok(Err(error)) = removed.await {
             tracing::error!(error = chain(error.as_ref()), "the snapshot of a fork stays");
         }
+    }
+}
+
+/// What comes of each, in their order.
+async fn a_few_at_a_time<T>(tasks: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    stream::iter(tasks).buffered(AT_ONCE).collect().await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn of_many_children_a_few_come_up_at_a_time_and_are_told_of_in_order() {
+        let (now, most) = (Cell::new(0), Cell::new(0));
+        let child = async |number: usize| {
+            now.set(now.get() + 1);
+            most.set(most.get().max(now.get()));
+            // The later ones are the faster ones.
+            for _ in number % AT_ONCE..AT_ONCE {
+                tokio::task::yield_now().await;
+            }
+            now.set(now.get() - 1);
+            number
+        };
+        let came = a_few_at_a_time((0..10 * AT_ONCE).map(child)).await;
+        assert_eq!(came, (0..10 * AT_ONCE).collect::<Vec<_>>());
+        assert_eq!(most.get(), AT_ONCE);
     }
 }

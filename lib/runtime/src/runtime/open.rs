@@ -3,25 +3,27 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use imp_network::spec::VmNetwork;
 use rustix::fs::FlockOperation;
-use tokio::sync::broadcast;
-use tokio::time::{Instant, sleep};
+use tokio::sync::{Semaphore, broadcast};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Config, Error, Runtime, Shared, Vms};
 use crate::boot::{self, InitramfsCache};
+use crate::id::VmId;
 use crate::layout::Layout;
 use crate::ledger::{self, Found, Origin, Purpose, Record, Stage};
 use crate::lifecycle::{Phase, Remains, VmmRemains};
 use crate::network::bridge::Bridges;
-use crate::pins;
+use crate::pins::Keeper;
 use crate::process::{Process, ProcessRecord};
-use crate::restore;
+use crate::restore::{self, Away, CameTo};
+use crate::spec::WhenStopped;
 use crate::status::Outcome;
 use crate::vm::{self, Beginning, Context};
 use crate::vmm::drivers::Drivers;
@@ -30,6 +32,10 @@ use crate::vmm::firecracker::jail;
 /// How long an owner that is on its way out may still hold the data directory.
 const HAND_OVER: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(20);
+/// What is left of suspended VMs gets to go before others can ask for them.
+const GONE: Duration = Duration::from_secs(20);
+/// Machines that come to life at the same time.
+const FOR_EACH_PROCESSOR: usize = 4;
 /// Events that a slow listener may be behind before it loses some.
 const EVENTS: usize = 1024;
 
@@ -45,6 +51,8 @@ pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
     });
     let store = store.await.map_err(|_| Error::Ended)?.map_err(|error| Error::Store(Box::new(error)))?;
     let (events, _) = broadcast::channel(EVENTS);
+    let keeper = Keeper::of(&layout)?;
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let bridges = Bridges::new(layout.clone(), config.bridge.clone());
     let context = Arc::new(Context {
         layout,
@@ -55,18 +63,14 @@ pub(super) async fn open(config: Config) -> Result<Runtime, Error> {
         events,
         ended: CancellationToken::new(),
         bridges,
+        coming_to_life: Arc::new(Semaphore::new(FOR_EACH_PROCESSOR * processors)),
+        keeper,
         _lock: lock,
     });
     boot::prune(&context.layout);
     let vms = take_over(&context).await?;
     Ok(Runtime {
-        shared: Arc::new(Shared {
-            context,
-            config,
-            vms: Mutex::new(vms),
-            builds: Mutex::default(),
-            generations: AtomicU64::new(1),
-        }),
+        shared: Arc::new(Shared { context, config, vms: Mutex::new(vms), builds: Mutex::default() }),
     })
 }
 
@@ -107,35 +111,66 @@ async fn take_over(context: &Arc<Context>) -> Result<Vms, Error> {
     for (id, error) in &unreadable {
         tracing::error!(vm = %id, error = error as &dyn std::error::Error, "a VM is left alone");
     }
-    let living = records.iter().filter(|r| r.stage != Stage::Stopped).map(|r| &r.status.id);
-    // What is left alone may still run from its disk.
-    let living: Vec<_> = living.chain(unreadable.iter().map(|(id, _)| id)).collect();
-    if let Err(error) = pins::unpin_all_but(&context.store, &living) {
-        tracing::warn!(%error, "disks stay pinned");
-    }
-    if let Err(error) = restore::remove_orphans(&context.store, &living) {
-        tracing::warn!(error = vm::chain(&error), "snapshots that nobody needs stay");
-    }
     let mut beginnings = Vec::new();
     for record in records {
         let beginning = beginning(&record)?;
         beginnings.push((record, beginning));
     }
+    let used =
+        beginnings.iter().filter(|(record, _)| record.stage != Stage::Stopped).map(|(r, _)| &r.status.id);
+    // What is left alone may still run from its disk.
+    let used: Vec<&VmId> = used.chain(unreadable.iter().map(|(id, _)| id)).collect();
+    if let Err(error) = context.keeper.unpin_all_but(&context.store, &used) {
+        tracing::warn!(%error, "disks stay pinned");
+    }
+    let living = beginnings.iter().filter(|(record, beginning)| goes_on(record, beginning));
+    let living: Vec<&VmId> = living.map(|(record, _)| &record.status.id).collect();
+    let away = restore::remove_orphans(&context.store, &living);
+    let away = away.unwrap_or_else(|error| {
+        tracing::warn!(error = vm::chain(&error), "snapshots that nobody needs stay");
+        Vec::new()
+    });
     take_over_networks(context, &beginnings).await;
     let mut vms = Vms::default();
-    for (record, beginning) in beginnings {
+    let mut in_the_way = Vec::new();
+    for (mut record, beginning) in beginnings {
         let id = record.status.id.clone();
         tracing::info!(vm = %id, stage = ?record.stage, "taken over");
-        vms.handles.insert(id, vm::run(Arc::clone(context), record, beginning));
+        let is_in_the_way = is_in_the_way(&record, &beginning, &away);
+        if is_in_the_way {
+            record.spec.when_stopped = WhenStopped::Remove;
+        }
+        let handle = vm::run(Arc::clone(context), record, beginning);
+        in_the_way.extend(is_in_the_way.then(|| handle.messages.clone()));
+        vms.handles.insert(id, handle);
+    }
+    // Whoever resumes a suspended VM next finds it whole, and its name free.
+    let gone = join_all(in_the_way.iter().map(|messages| messages.closed()));
+    if timeout(GONE, gone).await.is_err() {
+        tracing::error!("what is left of a suspended VM does not go");
     }
     Ok(vms)
+}
+
+/// Whether it is what a suspended VM was before, or was to become when its owner ended.
+fn is_in_the_way(record: &Record, beginning: &Beginning, away: &[Away]) -> bool {
+    let half_woken = |one: &Away| {
+        record.origin == Origin::Snapshot { digest: one.snapshot } && CameTo::of(record) == CameTo::Nothing
+    };
+    let put_away = |one: &Away| one.vm == record.status.id && !goes_on(record, beginning);
+    away.iter().any(|one| put_away(one) || half_woken(one))
+}
+
+/// Whether it has not come to its end. A VMM that was killed may live on for a moment.
+fn goes_on(record: &Record, beginning: &Beginning) -> bool {
+    beginning.lives() && !matches!(record.stage, Stage::Ended { .. })
 }
 
 /// Those of VMs whose VMM lives are made whole, all others go. A failure leaves them as the kernel has them.
 async fn take_over_networks(context: &Arc<Context>, beginnings: &[(Record, Beginning)]) {
     let living: Vec<VmNetwork> = beginnings
         .iter()
-        .filter(|(_, beginning)| matches!(beginning, Beginning::Adopted { vmm: Some(_), .. }))
+        .filter(|(_, beginning)| beginning.lives())
         .filter_map(|(record, _)| record.bridge.clone())
         .collect();
     let taker = Arc::clone(context);
@@ -177,12 +212,13 @@ fn remains(record: &Record, vmm_lives: bool) -> Remains {
     let vmm = if vmm_lives { VmmRemains::Alive } else { VmmRemains::Gone };
     match (&record.stage, &record.origin, record.purpose) {
         (Stage::Ended { outcome, .. }, ..) => Remains::Ended { vmm, outcome: outcome.clone() },
-        // Whoever made the template is gone.
+        // Whoever made the template, or the VM for itself, is gone.
         (_, _, Purpose::Template) => Remains::Useless { vmm },
         (Stage::Booting { .. }, Origin::Snapshot { .. }, _) | (Stage::Waking { .. }, ..) => {
             Remains::Useless { vmm }
         }
-        (Stage::Dormant { .. }, ..) => Remains::Dormant { vmm },
+        (Stage::Dormant { .. }, _, Purpose::Call) => Remains::Useless { vmm },
+        (Stage::Dormant { .. }, _, Purpose::Serve) => Remains::Dormant { vmm },
         (Stage::Running { .. }, ..) => Remains::Started { vmm },
         (Stage::Asleep { .. }, ..) => Remains::Asleep { vmm },
         (Stage::Paused { .. }, ..) => Remains::Paused { vmm },

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 
 use super::{Error, Runtime};
+use crate::changes;
 use crate::id::VmId;
 use crate::lifecycle::After;
 use crate::status::{State, VmStatus};
@@ -32,13 +33,17 @@ impl Runtime {
     /// Has a paused VM go on. Its guest's clock is set, and its processes run, when this returns.
     pub async fn resume(&self, id: &VmId) -> Result<Arc<VmStatus>, Error> {
         let handle = self.handle(id)?;
-        // One that was just taken over, or is about to be paused, is not paused yet.
+        let no_such_vm = || Error::NoSuchVm { name: id.to_string() };
+        // One that was just taken over, or is about to be paused, is not paused yet. One that is being put away is soon no VM any
+        // more.
         let mut status = handle.status.clone();
-        let settled = status.wait_for(|vm| vm.state != State::Asleep).await.map(drop);
-        settled.map_err(|_| Error::NoSuchVm { name: id.to_string() })?;
+        let settles = status.borrow().state == State::Asleep;
+        let settled =
+            status.wait_for(|vm| vm.state != State::Asleep && !(settles && vm.state == State::Stopping));
+        settled.await.map(drop).map_err(|_| no_such_vm())?;
         let (answer, answered) = oneshot::channel();
         self.tell(id, &handle, Message::Resume(answer))?;
-        let answer = answered.await.map_err(|_| Error::Ended)?;
+        let answer = answered.await.map_err(|_| no_such_vm())?;
         answer.map_err(|source| Error::NotResumed { id: id.clone(), source })
     }
 
@@ -54,13 +59,30 @@ impl Runtime {
     /// Writes a running VM down into the draft.
     pub(crate) async fn save(&self, id: &VmId, draft: &Draft, after: After) -> Result<Saved, Error> {
         let handle = self.handle(id)?;
+        // Kept, whatever becomes of the VM, until its memory has been copied.
+        let made_of = handle.status.borrow().made_of;
+        let made_of = match made_of {
+            Some(snapshot) => self.opened(&snapshot).await.ok(),
+            None => None,
+        };
+        let _changes = handle.changes.lock().await;
         let only = self.quiet(id, &handle).await?;
         let files = SnapshotFiles { state: draft.part(Part::State), memory: draft.part(Part::Memory) };
         let (answer, answered) = oneshot::channel();
         let save = Save { files, scratch: draft.part(Part::Scratch), after, answer, only };
         self.tell(id, &handle, Message::Save(Box::new(save)))?;
         let answer = answered.await.map_err(|_| Error::Ended)?;
-        answer.map_err(|source| Error::NotSaved { id: id.clone(), source })
+        let saved = answer.map_err(|source| Error::NotSaved { id: id.clone(), source })?;
+        if let Some(base) = changes::base(&saved.record) {
+            let (context, memory) = (Arc::clone(self.context()), draft.part(Part::Memory));
+            let completed = tokio::task::spawn_blocking(move || {
+                let _kept = made_of;
+                changes::complete(&memory, &context.store.snapshots().place(&base, Part::Memory))
+            });
+            let completed = completed.await.map_err(|_| Error::Ended)?;
+            completed.map_err(|source| Error::NotWhole { id: id.clone(), source })?;
+        }
+        Ok(saved)
     }
 
     /// A VM that stands still hears no stop signal: it goes on first.

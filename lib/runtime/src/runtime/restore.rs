@@ -1,10 +1,10 @@
 //! VMs that are made of snapshots: prepared until somebody has them, then activated.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use imp_storage::blob::digest::Digest;
 use imp_storage::snapshots::Snapshot;
+use imp_storage::store::PullPolicy;
 use tokio::sync::oneshot;
 
 use super::create::{MadeOf, New};
@@ -17,7 +17,7 @@ use crate::random;
 use crate::restore::{self, Configuration};
 use crate::spec::{Child, Identity};
 use crate::status::{State, VmStatus};
-use crate::vm::{Activation, Becomes, Message, chain};
+use crate::vm::{Activation, Becomes, Given, Message, chain};
 
 impl Runtime {
     /// Makes a VM of a snapshot, by its digest, up to the point where only [`Runtime::activate`] is missing: network, process,
@@ -25,11 +25,27 @@ impl Runtime {
     /// activated or removed, also under another owner.
     pub async fn prepare(&self, snapshot: &Digest, child: Child) -> Result<VmId, Error> {
         let snapshot = self.opened(snapshot).await?;
-        self.prepare_of(snapshot, child).await
+        self.prepare_of(snapshot, child, Purpose::Serve).await
     }
 
-    pub(super) async fn prepare_of(&self, snapshot: Snapshot, child: Child) -> Result<VmId, Error> {
-        let new = self.child(snapshot, child)?;
+    /// A VM of a snapshot that is somebody's at once. What does not come up leaves nothing, and what nobody waits for any more
+    /// is ended by the next owner.
+    pub(super) async fn made_of(
+        &self,
+        snapshot: Snapshot,
+        child: Child,
+        becomes: Becomes,
+    ) -> Result<Arc<VmStatus>, Error> {
+        let id = self.prepare_of(snapshot, child, Purpose::Call).await?;
+        let came = self.go_on_as(&id, becomes).await;
+        if came.is_err() {
+            self.clear(&id).await;
+        }
+        came
+    }
+
+    async fn prepare_of(&self, snapshot: Snapshot, child: Child, purpose: Purpose) -> Result<VmId, Error> {
+        let new = New { purpose, ..self.child(snapshot, child)? };
         let id = self.create_new(new).await?;
         let mut handle = self.handle(&id)?;
         self.tell(&id, &handle, Message::Happened(Input::Start))?;
@@ -48,13 +64,19 @@ impl Runtime {
     /// Resumes a prepared VM and has its guest become this machine. Returns when the guest has confirmed its entropy, clock and
     /// identity, and its processes run; a VM whose guest does not is ended.
     pub async fn activate(&self, id: &VmId, identity: Identity) -> Result<Arc<VmStatus>, Error> {
-        let counter = self.shared.generations.fetch_add(1, Ordering::Relaxed);
-        let generation = Generation::new(random::bytes(), counter);
-        let machine_id = MachineId::from_random(random::bytes());
-        self.go_on_as(id, Becomes::New { identity, generation, machine_id }).await
+        self.activate_with(id, identity, Given::default()).await
     }
 
-    pub(super) async fn go_on_as(&self, id: &VmId, becomes: Becomes) -> Result<Arc<VmStatus>, Error> {
+    pub(super) async fn activate_with(
+        &self,
+        id: &VmId,
+        identity: Identity,
+        given: Given,
+    ) -> Result<Arc<VmStatus>, Error> {
+        self.go_on_as(id, new_machine(identity, given)).await
+    }
+
+    async fn go_on_as(&self, id: &VmId, becomes: Becomes) -> Result<Arc<VmStatus>, Error> {
         let handle = self.handle(id)?;
         let (answer, answered) = oneshot::channel();
         let activation = Activation { becomes, answer };
@@ -75,12 +97,8 @@ impl Runtime {
         child: Child,
         identity: Identity,
     ) -> Result<Arc<VmStatus>, Error> {
-        let id = self.prepare(snapshot, child).await?;
-        let activated = self.activate(&id, identity).await;
-        if activated.is_err() {
-            self.clear(&id).await;
-        }
-        activated
+        let snapshot = self.opened(snapshot).await?;
+        self.made_of(snapshot, child, new_machine(identity, Given::default())).await
     }
 
     /// Removes a VM that nobody was told of and that has stopped, if it has not removed itself.
@@ -97,7 +115,11 @@ impl Runtime {
             let snapshots = context.store.snapshots();
             let made_in = snapshots.manifest(&digest).map_err(Box::new)?.description.vmm.name;
             let driver = context.drivers.named(&made_in).ok_or(Error::NoVmm { vmm: made_in })?;
-            Ok(snapshots.open(&digest, &restore::host(driver.facts())).map_err(Box::new)?)
+            let opened = snapshots.open(&digest, &restore::host(driver.facts())).map_err(Box::new)?;
+            // Which the snapshot keeps, once it is there.
+            let base = snapshots.base_disk(&opened.manifest, PullPolicy::Never, &());
+            base.map_err(|source| Error::NoBase { snapshot: digest, source: Box::new(source) })?;
+            Ok(opened)
         });
         opened.await.map_err(|_| Error::Ended)?
     }
@@ -105,11 +127,17 @@ impl Runtime {
     /// What a VM is that is made of this snapshot.
     fn child(&self, snapshot: Snapshot, child: Child) -> Result<New, Error> {
         let description = &snapshot.manifest.description;
-        let configuration: Configuration = serde_json::from_value(description.configuration.clone())
-            .map_err(|source| Error::Configuration { snapshot: snapshot.digest, source })?;
+        let configuration = restore::configuration(snapshot.digest, description)?;
+        let choice = restore::kernel(&configuration, description);
+        let kernel = restore::kernel_facts(&configuration, description);
         let vmm = description.vmm.name.clone();
         let driver = self.shared.context.drivers.named(&vmm).ok_or(Error::NoVmm { vmm })?;
-        let Configuration { vm: _, mut spec, kernel, agent, secrets } = configuration;
+        let Configuration { vm: _, mut spec, kernel: _, agent, secrets } = configuration;
+        // What is there, whatever the snapshot says of where it was.
+        let base = description.base;
+        spec.base.key = base.to_string();
+        spec.base.path = self.shared.context.store.disk_path(&base);
+        spec.kernel = choice;
         spec.name = child.name;
         spec.labels = child.labels;
         spec.ports = child.ports;
@@ -121,4 +149,11 @@ impl Runtime {
         let made_of = MadeOf { hostname, mac, agent, kernel, secrets, driver, snapshot };
         Ok(New { spec, made_of: Some(made_of), purpose: Purpose::Serve, initial: Vec::new() })
     }
+}
+
+/// A machine that nobody has been before.
+pub(super) fn new_machine(identity: Identity, given: Given) -> Becomes {
+    let generation = Generation::from_random(random::bytes());
+    let machine_id = MachineId::from_random(random::bytes());
+    Becomes::New { identity, generation, machine_id, given: Box::new(given) }
 }

@@ -32,6 +32,17 @@ impl Child {
     }
 }
 
+/// What whoever takes a prepared VM wants it to have. What is absent stays as it was prepared.
+#[derive(Debug, Clone, Default)]
+pub struct Claim {
+    /// Unique among the VMs of one data directory.
+    pub name: Option<VmName>,
+    /// Besides those that it has.
+    pub labels: BTreeMap<String, String>,
+    pub ports: Vec<PublishedPort>,
+    pub when_stopped: Option<WhenStopped>,
+}
+
 /// Who a prepared VM becomes.
 #[derive(Debug, Clone, Default)]
 pub struct Identity {

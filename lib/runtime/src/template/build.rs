@@ -8,20 +8,23 @@
 //! Whatever fails leaves nothing: the machine is removed when it ends, and what was written goes with its draft.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use imp_storage::blob::digest::Digest;
 use imp_storage::snapshots::manifest::Kind;
 use imp_storage::snapshots::{self, Draft, Keeping};
+use tokio::time::timeout;
 
+use super::failed::{Failed, keep_console, kept};
 use super::{Readiness, TemplateSpec, digest, host, ready};
 use crate::id::VmId;
 use crate::ledger::Purpose;
 use crate::lifecycle::After;
 use crate::restore;
 use crate::runtime::{self, New, Runtime};
-use crate::spec::{BridgeWishes, VmName, VmSpec, WhenStopped};
+use crate::spec::{Balloon, BridgeWishes, VmName, VmSpec, WhenStopped};
 use crate::status::{Outcome, State};
 use crate::vm::Saved;
 use crate::vmm::drivers::User;
@@ -30,6 +33,8 @@ use crate::{boot, network, random};
 
 /// Room that a snapshot takes beside memory and disk: the state of devices and processors.
 const STATE: u64 = 1 << 20;
+/// What a machine that was told to end may take for that.
+const END: Duration = Duration::from_secs(60);
 /// Label of the machine that becomes a template: the digest of what it is made of.
 const LABEL: &str = "imp.template";
 
@@ -48,12 +53,14 @@ pub enum BuildStep {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the machine of the template did not come up: {}", shown(.outcome))]
-    Boot { outcome: Outcome },
-    #[error("the guest was not ready within {} ms: {last}", .readiness.at_most.as_millis())]
-    NotReady { readiness: Box<Readiness>, last: String },
-    #[error("the machine of the template ended before it was ready: {}", shown(.outcome))]
-    Ended { outcome: Outcome },
+    #[error("the machine of the template did not come up: {0}")]
+    Boot(Box<Failed>),
+    #[error("the guest was not ready within {} ms: {last}{}", .readiness.at_most.as_millis(), kept(.console))]
+    NotReady { readiness: Box<Readiness>, last: String, console: Option<PathBuf> },
+    #[error("the machine of the template ended before it was ready: {0}")]
+    Ended(Box<Failed>),
+    #[error("the machine of the template, VM {id}, does not end: see what keeps it, and `imp rm -f` it")]
+    DoesNotEnd { id: VmId },
     #[error("the ingredients of the template do not serialise")]
     Ingredients(#[from] serde_json::Error),
     #[error(transparent)]
@@ -67,19 +74,6 @@ pub enum Error {
 impl From<runtime::Error> for Error {
     fn from(error: runtime::Error) -> Self {
         Self::Runtime(Box::new(error))
-    }
-}
-
-/// With the last lines of the console, if it failed.
-fn shown(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Failed { failure, console } if console.is_empty() => failure.to_string(),
-        Outcome::Failed { failure, console } => format!("{failure}\n{}", console.join("\n")),
-        Outcome::Exited { code } => format!("its main process exited with {code}"),
-        Outcome::Signalled { signal, .. } => format!("its main process was ended by signal {signal}"),
-        Outcome::NotStarted { why, .. } => format!("its main process could not be started: {why}"),
-        Outcome::Killed => "it was killed".to_owned(),
-        Outcome::PoweredOff => "it powered off".to_owned(),
     }
 }
 
@@ -107,7 +101,8 @@ impl Runtime {
         let asked = spec.clone();
         let known = tokio::task::spawn_blocking(move || {
             let (wishes, user) = (BridgeWishes::default(), User::of_this_process());
-            let driver = context.drivers.for_new(network::asked(asked.network, &wishes), &asked.limits, user);
+            let network = network::asked(asked.network, &wishes);
+            let driver = context.drivers.for_new(network, &asked.limits, Balloon::Without, user);
             let facts = driver.facts();
             if !driver.capabilities().snapshots.contains(&SnapshotKind::Full) {
                 return Err(runtime::Error::NoSnapshots { driver: facts.name.clone() }.into());
@@ -160,14 +155,11 @@ impl Runtime {
         }
         let saved = written?;
         told(BuildStep::Keep);
-        // Its files are closed when it has ended.
-        self.gone(&id).await;
+        // Its files are closed then.
+        self.ended(&id).await?;
         let context = Arc::clone(self.context());
         let kept = tokio::task::spawn_blocking(move || {
-            let record = &saved.record;
-            let (driver, kernel) = (&record.status.driver, record.status.kernel.choice());
-            let facts = host::facts(&context, driver, &kernel, record.status.network.mode)?;
-            let description = restore::description(record, Kind::Template, Some(template), &facts)
+            let description = restore::description(&saved.record, Kind::Template, Some(template))
                 .map_err(runtime::Error::NotDescribed)?;
             let snapshots = context.store.snapshots();
             let snapshot = snapshots.commit(draft, description, Keeping::Durable).map_err(Box::new)?;
@@ -187,8 +179,9 @@ impl Runtime {
     ) -> Result<Saved, Error> {
         let mut status = self.watch(id)?;
         let up = status.wait_for(|vm| matches!(vm.state, State::Running | State::Stopped)).await;
-        if let Some(outcome) = up.map_err(|_| runtime::Error::Ended)?.outcome.clone() {
-            return Err(Error::Boot { outcome });
+        let outcome = up.map_err(|_| runtime::Error::Ended)?.outcome.clone();
+        if let Some(outcome) = outcome {
+            return Err(Error::Boot(Box::new(Failed::new(self, outcome, &spec.init).await)));
         }
         for readiness in &spec.ready {
             told(BuildStep::Ready(readiness.clone()));
@@ -198,28 +191,29 @@ impl Runtime {
                     Err(_) => Outcome::Killed,
                 }
             };
-            let hold = self.connected(id).await?;
-            let connection = hold.connection();
-            let log =
-                async |query| self.logs(id, query).await.map_err(|error| ready::NotReady(error.to_string()));
             tokio::select! {
                 biased;
-                seen = ready::wait(readiness, &connection, &spec.main, log) => {
+                seen = ready::wait(self, id, readiness, &spec.main) => {
                     let readiness = Box::new(readiness.clone());
-                    seen.map_err(|last| Error::NotReady { readiness, last: last.0 })?;
+                    if let Err(last) = seen {
+                        let console = keep_console(self, self.console(id).await.unwrap_or_default()).await;
+                        return Err(Error::NotReady { readiness, last: last.0, console });
+                    }
                 }
-                outcome = ended => return Err(Error::Ended { outcome }),
+                outcome = ended => {
+                    return Err(Error::Ended(Box::new(Failed::new(self, outcome, &spec.init).await)));
+                }
             }
         }
         told(BuildStep::Snapshot);
         Ok(self.save(id, draft, After::End).await?)
     }
 
-    /// Waits until a machine that removes itself has done so.
-    async fn gone(&self, id: &VmId) {
-        if let Ok(mut status) = self.watch(id) {
-            while status.changed().await.is_ok() {}
-        }
+    /// Waits until a machine has ended that was told to; it may have removed itself.
+    async fn ended(&self, id: &VmId) -> Result<(), Error> {
+        let Ok(mut status) = self.watch(id) else { return Ok(()) };
+        let ended = timeout(END, status.wait_for(|vm| vm.state == State::Stopped)).await;
+        ended.map(drop).map_err(|_| Error::DoesNotEnd { id: id.clone() })
     }
 }
 
@@ -248,6 +242,7 @@ fn machine(spec: &TemplateSpec, template: &Digest) -> New {
         mounts: Vec::new(),
         labels: BTreeMap::from([label]),
         limits,
+        balloon: Balloon::Without,
         stop_grace: Duration::ZERO,
         kernel,
         when_stopped: WhenStopped::Remove,

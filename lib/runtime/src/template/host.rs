@@ -9,7 +9,8 @@ use imp_storage::snapshots::manifest::{Cpu, Vmm};
 use sha2::{Digest as _, Sha256};
 
 use super::cpu;
-use crate::boot;
+use crate::boot::{self, Kernel};
+use crate::ledger::Booted;
 use crate::spec::{KernelChoice, NetworkMode};
 use crate::status::DriverFacts;
 use crate::vm::Context;
@@ -33,6 +34,13 @@ pub(crate) fn facts(
 ) -> Result<HostFacts, boot::Error> {
     let kernel = boot::kernel(&context.layout, kernel)?;
     let initramfs = context.initramfs.path(&context.layout, &kernel, &context.agent)?;
+    let Booted { kernel, initramfs } = booted(&kernel, &initramfs)?;
+    let vmm = Vmm { name: driver.name.clone(), version: driver.version.clone() };
+    Ok(HostFacts { kernel, initramfs, vmm, cpu: cpu::seen_by_guests(driver), network })
+}
+
+/// What a guest that boots from these files runs. Blocks on disk I/O.
+pub(crate) fn booted(kernel: &Kernel, initramfs: &Path) -> Result<Booted, boot::Error> {
     let named = |name: Option<&str>| name.and_then(|hex| Digest::from_hex(hex).ok());
     // Both are named by what is in them, but for a kernel that was given as a file.
     let kernel = match named(kernel.facts.digest.as_deref()) {
@@ -41,10 +49,9 @@ pub(crate) fn facts(
     };
     let initramfs = match named(initramfs.file_stem().and_then(|stem| stem.to_str())) {
         Some(digest) => digest,
-        None => hash(&initramfs)?,
+        None => hash(initramfs)?,
     };
-    let vmm = Vmm { name: driver.name.clone(), version: driver.version.clone() };
-    Ok(HostFacts { kernel, initramfs, vmm, cpu: cpu::seen_by_guests(driver), network })
+    Ok(Booted { kernel, initramfs })
 }
 
 fn hash(path: &Path) -> Result<Digest, boot::Error> {

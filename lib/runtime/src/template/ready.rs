@@ -13,7 +13,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::guest::{self, End};
 use super::{Probe, Readiness};
+use crate::id::VmId;
 use crate::logs::{LogEnd, LogQuery, LogReader};
+use crate::runtime::{self, Runtime};
 use crate::spec::MainProcess;
 
 /// Between two looks.
@@ -29,16 +31,17 @@ const LONGEST_LOG_LINE: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NotReady(pub String);
 
-/// Looks again and again. `log`: opens what the main process has said, from its beginning on.
+/// Looks again and again, each time over the connection that there is then.
 pub(super) async fn wait(
+    runtime: &Runtime,
+    id: &VmId,
     readiness: &Readiness,
-    connection: &Connection,
     main: &MainProcess,
-    log: impl AsyncFnOnce(LogQuery) -> Result<LogReader, NotReady>,
 ) -> Result<(), NotReady> {
     if let Probe::Log(text) = &readiness.probe {
         let query = LogQuery { end: LogEnd::Follow, ..LogQuery::default() };
-        let printed = async { printed(log(query).await?, text.as_bytes()).await };
+        let printed =
+            async { printed(runtime.logs(id, query).await.map_err(not_seen)?, text.as_bytes()).await };
         let late = || NotReady(format!("the main process did not print {text:?}"));
         return timeout(readiness.at_most, printed).await.map_err(|_| late())?;
     }
@@ -46,7 +49,11 @@ pub(super) async fn wait(
     let mut last = NotReady("it did not answer".to_owned());
     loop {
         let look = deadline.saturating_duration_since(Instant::now()).min(LOOK);
-        match timeout(look, probe(&readiness.probe, connection, main, look)).await {
+        let seen = async {
+            let hold = runtime.connected(id).await.map_err(not_seen)?;
+            probe(&readiness.probe, &hold.connection(), main, look).await
+        };
+        match timeout(look, seen).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(seen)) => last = seen,
             // One that was cut short says less than the one before.
@@ -57,6 +64,10 @@ pub(super) async fn wait(
         }
         sleep(AGAIN).await;
     }
+}
+
+fn not_seen(error: runtime::Error) -> NotReady {
+    NotReady(error.to_string())
 }
 
 async fn probe(

@@ -1,17 +1,20 @@
 //! What is asked of a VM and takes a while: to become somebody's, and to have a snapshot made of it.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::{Next, Vm};
+use super::{Next, Vm, chain};
 use crate::guest::restore::{Generation, MachineId, NewMachine, Wake};
 use crate::ledger::Record;
 use crate::lifecycle::{After, Input, Phase, Rest};
 use crate::network;
-use crate::spec::Identity;
+use crate::ports::Published;
+use crate::spec::{Identity, PublishedPort, VmName, WhenStopped};
 use crate::status::{Failure, Outcome, Secrets, State, VmStatus};
 use crate::vmm::snapshot::SnapshotFiles;
 
@@ -27,16 +30,28 @@ pub(crate) enum Becomes {
         identity: Identity,
         generation: Generation,
         machine_id: MachineId,
+        given: Box<Given>,
     },
     /// As the one that it was: it is the only one.
     Same,
+}
+
+/// What a VM is given besides when somebody takes it.
+#[derive(Default)]
+pub(crate) struct Given {
+    pub name: Option<VmName>,
+    pub labels: BTreeMap<String, String>,
+    pub ports: Vec<Published>,
+    pub when_stopped: Option<WhenStopped>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotActivated {
     #[error("it is {state:?}: only a prepared VM is activated, and only once")]
     NotPrepared { state: State },
-    #[error("it did not wake up: {outcome:?}")]
+    #[error("its ports cannot be published: {why}")]
+    NoPorts { why: String },
+    #[error("it did not wake up: {outcome}")]
     Ended { outcome: Outcome },
 }
 
@@ -70,7 +85,7 @@ pub enum RestError {
     OldAgent,
     #[error("{failure}")]
     Failed { failure: Failure },
-    #[error("it ended meanwhile: {outcome:?}")]
+    #[error("it ended meanwhile: {outcome}")]
     Ended { outcome: Outcome },
 }
 
@@ -98,14 +113,18 @@ impl Asks {
 }
 
 impl Vm {
-    pub(super) async fn asked_to_activate(&mut self, activation: Box<Activation>) -> Next {
+    pub(super) async fn asked_to_activate(&mut self, mut activation: Box<Activation>) -> Next {
         if self.phase != Phase::Dormant {
             let refused = NotActivated::NotPrepared { state: self.phase.state() };
             // Whoever asked may be gone.
             let _ = activation.answer.send(Err(refused));
             return Next::GoOn;
         }
-        if let Becomes::New { identity, .. } = &activation.becomes {
+        if let Becomes::New { identity, given, .. } = &mut activation.becomes {
+            if let Err(why) = self.give(std::mem::take(given)).await {
+                let _ = activation.answer.send(Err(NotActivated::NoPorts { why }));
+                return Next::GoOn;
+            }
             if !identity.secrets.expose().is_empty() {
                 self.record.status.secrets = Secrets::Held;
             }
@@ -118,11 +137,39 @@ impl Vm {
         self.happened(Input::Activate).await
     }
 
+    /// Whoever took it wants it so. Without its ports it is of no use to them.
+    async fn give(&mut self, given: Box<Given>) -> Result<(), String> {
+        let Given { name, labels, ports, when_stopped } = *given;
+        self.record.status.ports.extend(ports.iter().map(|port| port.facts.clone()));
+        if let (Some(bridge), false) = (&mut self.record.bridge, ports.is_empty()) {
+            bridge.publish = network::bridge::published(&self.record.status.ports);
+            let (context, network) = (Arc::clone(&self.context), bridge.clone());
+            let connected = tokio::task::spawn_blocking(move || context.bridges.connect(&network)).await;
+            connected.map_err(|error| error.to_string())?.map_err(|error| chain(&error))?;
+        }
+        let asked = ports.iter().filter_map(|port| {
+            let guest = NonZeroU16::new(port.facts.guest)?;
+            Some(PublishedPort { host: port.facts.host, guest })
+        });
+        self.record.spec.ports.extend(asked);
+        self.ports.extend(ports);
+        if let Some(name) = name {
+            self.record.status.name = name.clone();
+            self.record.spec.name = name;
+        }
+        self.record.spec.labels.extend(labels);
+        self.record.status.labels = self.record.spec.labels.clone();
+        if let Some(when_stopped) = when_stopped {
+            self.record.spec.when_stopped = when_stopped;
+        }
+        Ok(())
+    }
+
     /// What the guest of the VM that is being activated is told.
     pub(super) fn wake_as(&self) -> Option<Wake> {
         let (identity, generation, machine_id) = match &self.asks.activation.as_deref()?.becomes {
             Becomes::Same => return Some(Wake::Same),
-            Becomes::New { identity, generation, machine_id } => (identity, generation, machine_id),
+            Becomes::New { identity, generation, machine_id, given: _ } => (identity, generation, machine_id),
         };
         Some(Wake::New(Box::new(NewMachine {
             generation: generation.clone(),

@@ -9,12 +9,12 @@ use tokio::time::{sleep, timeout};
 
 use super::asks::Saved;
 use super::{Message, Vm, spawn};
+use crate::changes;
 use crate::guest::restore::{self, Wake};
 use crate::guest::{self, Channel};
 use crate::lifecycle::{After, Input};
 use crate::random;
-use crate::status::{AgentFacts, Failure};
-use crate::vmm::snapshot::SnapshotKind;
+use crate::status::{AgentFacts, Failure, WakeTimes};
 use crate::vmm::{self, Machine};
 
 /// After this a guest whose host is gone lets its processes run again. What passes while it is paused does not count.
@@ -53,17 +53,18 @@ impl Vm {
         }));
     }
 
-    /// Writes memory, state and disk of the machine, which stands still meanwhile and afterwards.
+    /// Writes memory, or what has changed in it, state and disk of the machine, which stands still meanwhile and afterwards.
     pub(super) fn save(&mut self) {
         self.hang_up();
         let Some((machine, save)) = self.machine.clone().zip(self.asks.save()) else { return };
-        let (files, to, from) = (save.files.clone(), save.scratch.clone(), self.layout.scratch());
+        let (kind, files) = changes::written(&self.record, &save.files);
+        let (to, from) = (save.scratch.clone(), self.layout.scratch());
         let (record, messages) = (Box::new(self.record.clone()), self.messages.clone());
         self.step = Some(spawn(async move {
             let began = Instant::now();
             let written = async {
                 machine.pause().await.map_err(|error| chain(&error))?;
-                machine.snapshot(SnapshotKind::Full, &files).await.map_err(|error| chain(&error))?;
+                machine.snapshot(kind, &files).await.map_err(|error| chain(&error))?;
                 let cloned =
                     tokio::task::spawn_blocking(move || imp_storage::disk::clone_scratch(&from, &to)).await;
                 cloned.map_err(|error| error.to_string())?.map_err(|error| chain(&error))
@@ -106,9 +107,18 @@ impl Vm {
         let Some(machine) = self.machine.clone() else { return self.take_over_machine() };
         let messages = self.messages.clone();
         let known = self.record.status.agent.clone();
+        // A machine that goes on as it was has been waited for long enough.
+        let turns = match &wake {
+            Wake::New(_) => Some(Arc::clone(&self.context.coming_to_life)),
+            Wake::Same => None,
+        };
         self.step = Some(spawn(async move {
+            let _turn = match &turns {
+                Some(turns) => turns.acquire().await.ok(),
+                None => None,
+            };
             let message = match woken(machine.as_ref(), &wake, known).await {
-                Ok((connection, agent, channel)) => Message::Woken(connection, agent, channel),
+                Ok((connection, agent, channel, times)) => Message::Woken(connection, agent, channel, times),
                 Err(detail) => Message::Happened(Input::Failed(Failure::Setup { detail })),
             };
             let _ = messages.send(message);
@@ -139,16 +149,23 @@ async fn woken(
     machine: &dyn Machine,
     wake: &Wake,
     known: Option<AgentFacts>,
-) -> Result<(Connection, AgentFacts, Channel), String> {
+) -> Result<(Connection, AgentFacts, Channel, WakeTimes), String> {
+    let began = Instant::now();
     machine.resume().await.map_err(|error| chain(&error))?;
+    let resume = began.elapsed();
     loop {
         let (connection, software, channel) = reach(machine).await.map_err(|error| chain(&error))?;
+        let reach = began.elapsed() - resume;
         match restore::wake(&connection, wake).await {
             Ok(woken) => {
                 tracing::debug!(?woken, "awake");
+                let confirm = began.elapsed() - resume - reach;
+                let repairs = woken.done.iter().map(|(repair, took)| (repair.name(), *took)).collect();
+                let times = WakeTimes { resume, reach, confirm, repairs };
                 // The kernel is that of the snapshot.
                 let kernel_release = known.map(|agent| agent.kernel_release).unwrap_or_default();
-                return Ok((connection, AgentFacts { version: software, kernel_release }, channel));
+                let agent = AgentFacts { version: software, kernel_release };
+                return Ok((connection, agent, channel, times));
             }
             Err(error) if timeout(BREAK_IS_SEEN, connection.closed()).await.is_err() => {
                 return Err(chain(&error));

@@ -14,10 +14,11 @@ use crate::ledger::{self, Origin, Stage};
 use crate::lifecycle::{Input, Phase};
 use crate::network::{bridge, passt};
 use crate::process::{self, Process};
+use crate::restore::{self, CameTo};
 use crate::status::{Outcome, VmmEnd};
 use crate::vmm::Driver;
 use crate::vmm::firecracker::jail;
-use crate::{cgroup, console, pins, restore};
+use crate::{cgroup, console, pins};
 
 /// A killed process that is not gone by then sits in the kernel.
 const GONE: Duration = Duration::from_secs(10);
@@ -61,6 +62,7 @@ impl Vm {
             },
             bridge: self.record.bridge.is_some(),
             origin: self.record.origin.clone(),
+            came_to: CameTo::of(&self.record),
             cgroups: self.record.cgroups.clone(),
             layout: self.layout.clone(),
             driver: Arc::clone(&self.driver),
@@ -105,6 +107,7 @@ pub(crate) struct Remains {
     /// Whether the VM was to have a bridge network.
     pub bridge: bool,
     pub origin: Origin,
+    pub came_to: CameTo,
     pub cgroups: Vec<PathBuf>,
     pub layout: VmLayout,
     pub driver: Arc<dyn Driver>,
@@ -158,11 +161,12 @@ impl Remains {
         }
         let groups = remove_groups(self.cgroups).await;
         let (context, layout, id) = (Arc::clone(context), self.layout, self.id.clone());
-        let (bridge, origin) = (self.bridge, self.origin);
+        let (bridge, origin, came_to) = (self.bridge, self.origin, self.came_to);
         let files = tokio::task::spawn_blocking(move || {
             let mut errors = remove_files(&context, &layout, &id);
             if let Origin::Snapshot { digest } = origin {
-                errors.extend(restore::remove_unused(&context.store, &digest).map_err(Error::Snapshot).err());
+                let removed = restore::remove_unused(&context.store, &digest, came_to);
+                errors.extend(removed.map_err(Error::Snapshot).err());
             }
             // Its VMM has ended: a tap that is held lives on.
             errors.extend(
@@ -200,7 +204,7 @@ fn remove_files(context: &Context, layout: &VmLayout, id: &VmId) -> Vec<Error> {
         jail,
         ledger::remove_directory(layout.runtime()).map_err(Error::Ledger),
         scratch,
-        pins::unpin(&context.store, id).map_err(Error::Pins),
+        context.keeper.unpin(&context.store, id).map_err(Error::Pins),
     ];
     results.into_iter().filter_map(Result::err).collect()
 }

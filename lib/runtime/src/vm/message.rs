@@ -1,23 +1,23 @@
 //! What a VM's task is told, and how others reach it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use imp_protocol::connection::Connection;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, mpsc, oneshot, watch};
 use tokio_util::task::TaskTracker;
 
 use super::asks::{Activation, Ask, Save, Saved};
-use crate::boot::Kernel;
 use crate::guest::Channel;
-use crate::ledger;
+use crate::ledger::{self, Booted};
 use crate::lifecycle::Input;
 use crate::network::Network;
 use crate::ports::Published;
 use crate::process::Process;
-use crate::status::{AgentFacts, EnforcedLimit, NotEnforced, State, VmStatus};
-use crate::vmm::snapshot::SnapshotFiles;
-use crate::vmm::{BootConfig, Machine};
+use crate::spec::Balloon;
+use crate::status::{
+    AgentFacts, BalloonFacts, EnforcedLimit, KernelFacts, NotEnforced, State, VmStatus, WakeTimes,
+};
+use crate::vmm::{self, BootConfig, Machine};
 
 /// What a VM's task is told.
 pub(crate) enum Message {
@@ -29,14 +29,18 @@ pub(crate) enum Message {
     Attached(Arc<dyn Machine>),
     Answered(Connection, AgentFacts, Channel),
     /// The guest goes on, as itself or as a new machine.
-    Woken(Connection, AgentFacts, Channel),
+    Woken(Connection, AgentFacts, Channel, WakeTimes),
     Activate(Box<Activation>),
     Save(Box<Save>),
     Saved(Saved),
     Pause(Ask),
     Resume(Ask),
-    /// Somebody wants to use the machine's lane.
+    /// What its guest has given back.
+    Balloon(BalloonFacts),
+    /// Somebody wants to use the machine's lane, or its balloon.
     Machine(oneshot::Sender<Arc<dyn Machine>>),
+    /// Nobody has come back for what it had to say, or is expected any more.
+    Leave,
     /// Forget the VM, if nothing of it runs.
     Remove(oneshot::Sender<Result<(), NotRemoved>>),
 }
@@ -51,10 +55,10 @@ pub enum NotRemoved {
 
 /// What preparing a VM has brought.
 pub(crate) struct Prepared {
-    pub kernel: Kernel,
-    pub initramfs: PathBuf,
-    /// What the machine is made of, if it does not boot.
-    pub snapshot: Option<SnapshotFiles>,
+    /// What the machine begins as.
+    pub origin: vmm::Origin,
+    pub kernel: KernelFacts,
+    pub booted: Option<Booted>,
     pub ports: Vec<Published>,
     pub network: Option<Network>,
     pub limits: Vec<EnforcedLimit>,
@@ -75,6 +79,9 @@ pub(crate) struct Handle {
     pub lane: Arc<Semaphore>,
     /// One permit: who has it may put the VM to sleep.
     pub rest: Arc<Semaphore>,
+    /// Held while what has changed in its memory is read: a later snapshot adds to that.
+    pub changes: Arc<Mutex<()>>,
     /// Memory that is promised while the VM lives.
     pub memory: u64,
+    pub balloon: Balloon,
 }

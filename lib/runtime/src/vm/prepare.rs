@@ -16,8 +16,9 @@ use crate::lifecycle::Input;
 use crate::network::{self, Network};
 use crate::spec::{NetworkMode, VmSpec};
 use crate::status::{Failure, PortFacts};
-use crate::vmm::snapshot::SnapshotFiles;
-use crate::{boot, cgroup, ports, restore};
+use crate::template::host;
+use crate::vmm::{self, snapshot::SnapshotFiles};
+use crate::{boot, cgroup, ports, prefetch, restore};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -101,18 +102,21 @@ fn prepare_blocking(
         let facts: Vec<PortFacts> = ports.iter().map(|port| port.facts.clone()).collect();
         bridge.publish = network::bridge::published(&facts);
     }
-    ledger::write(layout, &record)?;
+    // The first record is on the disk; what follows ends with this machine.
+    ledger::write_unsynced(layout, &record)?;
     let (spec, id) = (&record.spec, &record.status.id);
-    let kernel = boot::kernel(&context.layout, &spec.kernel)?;
-    let initramfs = context.initramfs.path(&context.layout, &kernel, &context.agent)?;
     check(spec)?;
     ledger::remove_directory(layout.runtime())?;
     make_private(layout.runtime())?;
-    let snapshot = match &record.origin {
+    let (origin, kernel, booted) = match &record.origin {
         Origin::Boot => {
+            let kernel = boot::kernel(&context.layout, &spec.kernel)?;
+            let initramfs = context.initramfs.path(&context.layout, &kernel, &context.agent)?;
+            let booted = host::booted(&kernel, &initramfs)?;
             imp_storage::disk::create_scratch(&layout.scratch(), spec.scratch.bytes())
                 .map_err(Error::Scratch)?;
-            None
+            let image = vmm::Image { kernel: kernel.facts.path.clone(), initramfs };
+            (vmm::Origin::Boot(image), kernel.facts, Some(booted))
         }
         Origin::Snapshot { digest } => {
             let host = restore::host(&record.status.driver);
@@ -120,8 +124,9 @@ fn prepare_blocking(
             let opened = opened.map_err(|error| Error::Snapshot(Box::new(error)))?;
             imp_storage::disk::clone_scratch(&opened.part(Part::Scratch), &layout.scratch())
                 .map_err(Error::Scratch)?;
-            restore::read_ahead(&opened.part(Part::Memory));
-            Some(SnapshotFiles { state: opened.part(Part::State), memory: opened.part(Part::Memory) })
+            prefetch::prefetch(&opened.part(Part::Memory));
+            let files = SnapshotFiles { state: opened.part(Part::State), memory: opened.part(Part::Memory) };
+            (vmm::Origin::Snapshot(files), record.status.kernel.clone(), record.booted)
         }
     };
     let mut groups = cgroup::make(id, &limits(spec, overhead));
@@ -130,7 +135,7 @@ fn prepare_blocking(
         groups.not_enforced.extend(cgroup::enter(&groups.directories, process.pid()));
     }
     let cgroup::Groups { enforced, not_enforced, .. } = groups;
-    Ok(Prepared { kernel, initramfs, snapshot, ports, network, limits: enforced, not_enforced })
+    Ok(Prepared { origin, kernel, booted, ports, network, limits: enforced, not_enforced })
 }
 
 fn check(spec: &VmSpec) -> Result<(), Error> {

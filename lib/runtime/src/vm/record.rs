@@ -6,8 +6,8 @@ use std::time::{Instant, SystemTime};
 use super::{NotRemoved, Vm};
 use crate::ledger::{self, Stage};
 use crate::lifecycle::{Deadline, Input, Phase};
-use crate::pins;
 use crate::process::ProcessRecord;
+use crate::spec::WhenStopped;
 use crate::status::{self, Event, StageName};
 
 impl Vm {
@@ -32,6 +32,11 @@ impl Vm {
             (Input::MainStarted, Phase::StartingMain) => {
                 self.record.status.started = Some(SystemTime::now());
                 StageName::MainStarted
+            }
+            (Input::Kept, Phase::Keeping) => {
+                // It is no VM any more.
+                self.record.spec.when_stopped = WhenStopped::Remove;
+                return;
             }
             (Input::MainStarted, Phase::Finding) => {
                 self.record.status.started = Some(SystemTime::now());
@@ -59,7 +64,7 @@ impl Vm {
                     _ => {}
                 }
             }
-            Phase::Dormant => self.stage(|vmm| Stage::Dormant { vmm }).await,
+            Phase::Dormant => self.stage_unsynced(|vmm| Stage::Dormant { vmm }).await,
             Phase::Waking => self.stage_unsynced(|vmm| Stage::Waking { vmm }).await,
             Phase::Sleeping { .. } => self.stage_unsynced(|vmm| Stage::Asleep { vmm }).await,
             Phase::Pausing => self.stage_unsynced(|vmm| Stage::Paused { vmm }).await,
@@ -73,11 +78,17 @@ impl Vm {
             }
             Phase::Draining { .. } | Phase::CleaningUp { .. } | Phase::Ending { .. } => {
                 self.deadlines.retain(|(deadline, _)| *deadline == Deadline::PowerOff);
+                // From here on its snapshot is what goes on, even if its VMM takes a moment to go.
+                if let (Phase::Keeping, Phase::Ending { outcome }) = (before, &self.phase) {
+                    let outcome = outcome.clone();
+                    self.stage_unsynced(|vmm| Stage::Ended { vmm, outcome }).await;
+                }
             }
             Phase::Stopped { outcome } => {
                 self.record.status.outcome = Some(outcome.clone());
                 self.record.status.ended = Some(SystemTime::now());
                 self.record.status.vmm_pid = None;
+                self.record.status.balloon = None;
                 self.record.stage = Stage::Stopped;
                 self.record.network = None;
                 self.record.bridge = None;
@@ -94,6 +105,7 @@ impl Vm {
             | Phase::StartingMain
             | Phase::Finding
             | Phase::Saving { .. }
+            | Phase::Keeping
             | Phase::Paused
             | Phase::Reconnecting
             | Phase::StoppingMain
@@ -123,6 +135,11 @@ impl Vm {
     async fn stage_unsynced(&mut self, stage: impl FnOnce(ProcessRecord) -> Stage) {
         let Some(vmm) = &self.vmm else { return };
         self.record.stage = stage(vmm.record().clone());
+        self.write_unsynced().await;
+    }
+
+    /// As `write`, without waiting for the disk: of what ends with this machine.
+    pub(super) async fn write_unsynced(&self) {
         let (layout, record) = (self.layout.clone(), self.record.clone());
         let written = tokio::task::spawn_blocking(move || ledger::write_unsynced(&layout, &record)).await;
         if let Ok(Err(error)) = written {
@@ -148,7 +165,7 @@ impl Vm {
                 // Of a VM that was never started; it has no more than an address.
                 let bridge = self.record.bridge.is_some();
                 let blocking = tokio::task::spawn_blocking(move || {
-                    if let Err(error) = pins::unpin(&context.store, &id) {
+                    if let Err(error) = context.keeper.unpin(&context.store, &id) {
                         tracing::warn!(vm = %id, %error, "a disk stays pinned until the next start");
                     }
                     if bridge && let Err(error) = context.bridges.disconnect(&id) {

@@ -10,20 +10,20 @@ use imp_protocol::connection::Connection;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::{Message, Vm, after, spawn};
+use super::{Message, Prepared, Vm, after, spawn};
 use crate::boot::COMMAND_LINE;
-use crate::cgroup;
 use crate::guest::{self, GuestHold, Heard, Lanes, Request};
 use crate::ledger;
 use crate::lifecycle::{Command, Input};
 use crate::logs::LogWriter;
 use crate::network::Network;
 use crate::process::Process;
+use crate::spec::Balloon;
 use crate::status::Failure;
 use crate::vmm::{
-    self, Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Machine, NetworkDevice, NetworkLimit,
-    Origin,
+    self, Access, Attachment, BootConfig, Drive, DriveLimit, Machine, NetworkDevice, NetworkLimit,
 };
+use crate::{cgroup, changes};
 
 /// By then the end of a VMM that has closed its sockets is seen, also on a busy machine.
 const END_IS_SEEN: Duration = Duration::from_secs(5);
@@ -81,9 +81,11 @@ impl Vm {
 
     /// Starts the VMM's process and puts it under its limits before it takes any of the guest's memory.
     fn launch(&mut self) {
-        let Some(prepared) = &mut self.prepared else { return };
+        let Some(prepared) = self.prepared.take() else { return };
+        self.record.changes = changes::noted(&self.record.origin, self.driver.capabilities().snapshots);
         let spec = &self.record.spec;
-        let attachment = prepared.network.take().map(|network| match network {
+        let Prepared { origin, network, .. } = *prepared;
+        let attachment = network.map(|network| match network {
             Network::Passt(passt) => Attachment::Stream(passt.socket),
             Network::Bridge { namespace, network, name_server } => {
                 self.record.bridge = Some(*network);
@@ -99,12 +101,10 @@ impl Vm {
         let boot = BootConfig {
             id: self.id.to_string(),
             user: self.record.status.vmm_user,
-            origin: prepared.snapshot.take().map_or(Origin::Boot, Origin::Snapshot),
-            changes: Changes::NotNoted,
+            origin,
+            changes: self.record.changes,
             cpus: spec.cpus,
             memory: spec.memory,
-            kernel: prepared.kernel.facts.path.clone(),
-            initramfs: prepared.initramfs.clone(),
             command_line: COMMAND_LINE.to_owned(),
             drives: vec![
                 Drive { id: "base", path: spec.base.path.clone(), access: Access::ReadOnly },
@@ -115,6 +115,7 @@ impl Vm {
                 requests_per_second: spec.limits.disk_requests_per_second,
             },
             network: network.map(|(attachment, mac)| NetworkDevice { mac, attachment, limit: network_limit }),
+            balloon: spec.balloon,
         };
         let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
         // Only those that could be made: what refused to be made has been told of.
@@ -177,6 +178,22 @@ impl Vm {
             let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
             self.attach(async move { driver.adopt(&layout, process).await });
         }
+    }
+
+    /// What it was given by its snapshot, or by another owner, is the machine's to say.
+    pub(super) fn look_at_balloon(&self) {
+        let Some(machine) = self.machine.clone() else { return };
+        if self.record.spec.balloon == Balloon::Without {
+            return;
+        }
+        let (messages, id) = (self.messages.clone(), self.id.clone());
+        tokio::spawn(async move {
+            match machine.balloon().await {
+                Ok(Some(facts)) => drop(messages.send(Message::Balloon(facts))),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(vm = %id, error = chain(&error), "its balloon is not seen"),
+            }
+        });
     }
 
     fn configure(&mut self) {

@@ -11,7 +11,7 @@ use super::qemu::{self, Qemu};
 use super::snapshot::SnapshotKind;
 use super::{Driver, Possible, find_program};
 use crate::layout::Layout;
-use crate::spec::{Limits, NetworkMode};
+use crate::spec::{Balloon, Limits, NetworkMode};
 use crate::status::DriverFacts;
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -150,12 +150,13 @@ impl Drivers {
         Ok(Self(all))
     }
 
-    /// The best that can attach a machine to this network and keep these limits, or the best of all, which then says why
-    /// it cannot.
+    /// The best that can attach a machine to this network, keep these limits and have this balloon, or the best of all, which
+    /// then says why it cannot.
     pub(crate) fn for_new(
         &self,
         network: Option<NetworkMode>,
         limits: &Limits,
+        balloon: Balloon,
         user: User,
     ) -> Arc<dyn Driver> {
         let possible = |mode: NetworkMode| mode != NetworkMode::Bridge || user == User::Root;
@@ -167,8 +168,17 @@ impl Drivers {
         let keeps = |driver: &&Arc<dyn Driver>| {
             !limits.limits_network() || driver.capabilities().network_limits == Possible::Yes
         };
-        let best = self.0.iter().find(|driver| can(driver) && keeps(driver)).or_else(|| self.0.first());
+        let has = |driver: &&Arc<dyn Driver>| {
+            balloon == Balloon::Without || driver.capabilities().balloons == Possible::Yes
+        };
+        let best = self.0.iter().find(|driver| can(driver) && keeps(driver) && has(driver));
+        let best = best.or_else(|| self.0.first());
         Arc::clone(best.expect("there is at least one driver"))
+    }
+
+    /// Whether some driver has balloons.
+    pub(crate) fn have_balloons(&self) -> bool {
+        self.0.iter().any(|driver| driver.capabilities().balloons == Possible::Yes)
     }
 
     /// Whether snapshots are made by some driver.
@@ -250,22 +260,29 @@ mod tests {
             (Some(Bridge), User::Root, "firecracker"),
             (Some(Passt), User::Root, "qemu"),
         ] {
-            assert_eq!(both.for_new(network, &none, user).facts().name, expected, "{network:?} {user:?}");
+            let chosen = both.for_new(network, &none, Balloon::Without, user);
+            assert_eq!(chosen.facts().name, expected, "{network:?} {user:?}");
         }
         let absent = Err(qemu::probe::Error::NotInstalled { name: "qemu".into() });
         let one = Drivers::best(Trials { firecracker: firecracker_works(), qemu: absent }).unwrap();
-        assert_eq!(one.for_new(Some(Passt), &none, User::Root).facts().name, "firecracker");
+        let chosen = one.for_new(Some(Passt), &none, Balloon::Without, User::Root);
+        assert_eq!(chosen.facts().name, "firecracker");
     }
 
     #[test]
-    fn a_limit_of_the_network_leads_to_a_driver_that_keeps_it() {
+    fn a_limit_of_the_network_or_a_balloon_leads_to_a_driver_that_has_it() {
         let drivers = Drivers(vec![
             Arc::new(Qemu::new(&qemu_works().unwrap())),
             Arc::new(Firecracker::new(&firecracker_works().unwrap())),
         ]);
         let limited = Limits { network_packets_per_second: Some(1), ..Limits::default() };
-        let name = |limits: &Limits| drivers.for_new(None, limits, User::Root).facts().name.clone();
-        assert_eq!((name(&limited).as_str(), name(&Limits::default()).as_str()), ("firecracker", "qemu"));
+        let name = |limits: &Limits, balloon| {
+            drivers.for_new(None, limits, balloon, User::Root).facts().name.clone()
+        };
+        let unlimited = Limits::default();
+        assert_eq!(name(&unlimited, Balloon::Without), "qemu");
+        assert_eq!(name(&limited, Balloon::Without), "firecracker");
+        assert_eq!(name(&unlimited, Balloon::With), "firecracker");
     }
 
     #[test]

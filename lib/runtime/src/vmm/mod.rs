@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use imp_network::spec::TapOwner;
+use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 use crate::layout::VmLayout;
 use crate::process::{self, Process};
-use crate::spec::{Cpus, Memory, NetworkMode};
-use crate::status::{DriverFacts, VmmEnd};
+use crate::spec::{Balloon, Cpus, Memory, NetworkMode};
+use crate::status::{BalloonFacts, DriverFacts, VmmEnd};
 
 pub(crate) mod drivers;
 #[cfg(test)]
@@ -44,6 +45,8 @@ pub(crate) struct Capabilities {
     pub snapshots: &'static [SnapshotKind],
     /// Limits of what goes over a network.
     pub network_limits: Possible,
+    /// Balloons, by which guests give memory back.
+    pub balloons: Possible,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,8 +124,19 @@ pub(crate) trait Machine: Send + Sync {
     /// Lets a paused guest go on.
     fn resume(&self) -> BoxFuture<'_, Result<(), Error>>;
 
+    /// What the guest has given back; none: the machine has no balloon.
+    fn balloon(&self) -> BoxFuture<'_, Result<Option<BalloonFacts>, Error>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    /// Wants this much of the guest's memory back, in whole MiB. The guest gives it, or takes it again, as soon as it can.
+    fn inflate(&self, _bytes: u64) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { Err(Error::NoBalloon) })
+    }
+
     /// Writes a snapshot of a machine that is paused and stays so. The files are made, in a directory that is there. Streams
-    /// to the guest's agent may end by it, and have to be opened again when the guest goes on.
+    /// to the guest's agent may end by it, and have to be opened again when the guest goes on. A file of changes is lent: the
+    /// next snapshot of changes adds to it.
     fn snapshot<'a>(&'a self, kind: SnapshotKind, to: &'a SnapshotFiles) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Waits for the end of the process, whatever ends it, and until its console is written down.
@@ -139,28 +153,37 @@ pub(crate) struct BootConfig {
     pub changes: Changes,
     pub cpus: Cpus,
     pub memory: Memory,
-    pub kernel: PathBuf,
-    pub initramfs: PathBuf,
     /// Without what the driver adds: console, clock, channel.
     pub command_line: String,
     /// In the order in which the guest sees them: the first is /dev/vda.
     pub drives: Vec<Drive>,
     pub drive_limit: DriveLimit,
     pub network: Option<NetworkDevice>,
+    /// A machine that is made of a snapshot has what that one had.
+    pub balloon: Balloon,
+}
+
+/// What a guest boots from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Image {
+    pub kernel: PathBuf,
+    pub initramfs: PathBuf,
 }
 
 /// What a machine begins as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    Boot,
+    Boot(Image),
     /// Of a machine with the same devices; drives and network are this machine's own.
     Snapshot(SnapshotFiles),
 }
 
 /// Whether the monitor notes which pages of memory change, which costs time and makes snapshots of changes possible.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Changes {
     Noted,
+    #[default]
     NotNoted,
 }
 
@@ -271,14 +294,32 @@ pub(crate) enum Error {
     NoMemorySize,
     #[error("QEMU did not write a snapshot")]
     Save(#[source] qemu::snapshot::Error),
-    #[error("the snapshot cannot be loaded: {fault}")]
-    NotLoaded { fault: String },
+    #[error("the snapshot cannot be loaded")]
+    NotLoaded(#[source] NotLoaded),
     #[error("{driver} makes no snapshots of this kind")]
     NoSnapshot { driver: &'static str },
     #[error("Firecracker cannot be started in a jail")]
     Jail(#[source] firecracker::jail::Error),
+    #[error("this machine has no balloon, by which its guest would give memory back")]
+    NoBalloon,
+    #[error("Firecracker was never told to let its guest run, and nobody is left who would")]
+    NeverBegun,
     #[error("the guest cannot be reached over vsock")]
     Vsock(#[source] firecracker::channel::Error),
+}
+
+/// Why no machine is made of a snapshot.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotLoaded {
+    /// In the words of the VMM.
+    #[error("{said}")]
+    Refused { said: String },
+    #[error(transparent)]
+    Files(#[from] qemu::snapshot::Fault),
+    #[error(transparent)]
+    Machine(Box<Error>),
+    #[error("reading it was ended")]
+    Ended,
 }
 
 impl Error {

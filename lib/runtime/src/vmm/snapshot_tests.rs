@@ -1,30 +1,36 @@
 //! Snapshots of real guests, by each driver that makes them.
 
+mod changes;
 mod restore;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use imp_protocol::connection::Connection;
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{ExecInput, ProcessSpec, exec_input, exec_output};
 use imp_testkit::{machine, node};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use super::firecracker::{self, Firecracker};
 use super::memory::Freshness;
 use super::qemu::{self, Qemu};
 use super::snapshot::{SnapshotFiles, SnapshotKind, merge};
-use super::{Access, BootConfig, Changes, Drive, DriveLimit, Driver, Error, Machine, Origin, find_program};
+use super::{
+    Access, BootConfig, Changes, Drive, DriveLimit, Driver, Error, Image, Machine, Origin, find_program,
+};
 use crate::boot::{self, COMMAND_LINE, InitramfsCache};
-use crate::guest::{Channel, greet};
+use crate::guest::{Channel, GuestHold, Lane, copy_in, greet};
 use crate::id::VmId;
 use crate::layout::{Layout, VmLayout};
 use crate::process::Process;
-use crate::spec::{Cpus, KernelChoice, Memory};
+use crate::spec::{Balloon, Bytes, CopiedMount, Cpus, KernelChoice, Memory, MountAccess};
 
 const LONG: Duration = Duration::from_secs(240);
 const MIB: u64 = 1 << 20;
@@ -33,16 +39,22 @@ const MIB: u64 = 1 << 20;
 struct Place {
     directory: tempfile::TempDir,
     layout: Layout,
-    kernel: PathBuf,
-    initramfs: PathBuf,
+    image: Image,
     base: PathBuf,
     command_line: String,
 }
 
 impl Place {
     fn new() -> Self {
+        Self::booting(machine::kernels())
+    }
+
+    /// Its guests boot from the default one of these bundles.
+    fn booting(kernels: Result<PathBuf, machine::Error>) -> Self {
         let directory = tempfile::Builder::new().prefix("imp-").tempdir().unwrap();
         let data = directory.path().join("data");
+        fs::create_dir(&data).unwrap();
+        std::os::unix::fs::symlink(kernels.unwrap(), data.join("kernels")).unwrap();
         machine::data_directory(&data).unwrap();
         let layout = Layout::new(data, directory.path().join("run"));
         let kernel = boot::kernel(&layout, &KernelChoice::Default).unwrap();
@@ -64,11 +76,16 @@ impl Place {
             .unwrap();
         assert!(made.success());
         let command_line = COMMAND_LINE.to_owned();
-        Self { directory, layout, kernel: kernel.facts.path, initramfs, base, command_line }
+        let image = Image { kernel: kernel.facts.path, initramfs };
+        Self { directory, layout, image, base, command_line }
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
+    }
+
+    fn boots(&self) -> Origin {
+        Origin::Boot(self.image.clone())
     }
 
     /// A machine that begins like this, with this private disk.
@@ -79,14 +96,13 @@ impl Place {
             fs::create_dir_all(directory).unwrap();
         }
         let config = BootConfig {
+            balloon: Balloon::Without,
             id: id.to_string(),
             user: driver.users().map(|users| users.start + u32::from(number)),
             origin,
             changes: Changes::Noted,
             cpus: Cpus::new(1).unwrap(),
             memory: Memory::from_bytes(128 * MIB).unwrap(),
-            kernel: self.kernel.clone(),
-            initramfs: self.initramfs.clone(),
             command_line: self.command_line.clone(),
             drives: vec![
                 Drive { id: "base", path: self.base.clone(), access: Access::ReadOnly },
@@ -122,10 +138,10 @@ impl Begun {
 
     /// What there is instead of a machine; then its process is gone, too.
     async fn refusal(self) -> String {
-        let Err(Error::NotLoaded { fault }) = self.machine else { panic!("it was loaded") };
+        let Err(Error::NotLoaded(fault)) = self.machine else { panic!("it was loaded") };
         timeout(LONG, self.process.ended()).await.expect("in time");
         firecracker::jail::remove(&self.vm.jail()).unwrap();
-        fault
+        crate::vm::chain(&fault)
     }
 }
 
@@ -160,6 +176,29 @@ impl Guest {
         let greeted = timeout(LONG, greet(self.machine.as_ref())).await.expect("in time").unwrap();
         let (connection, _, channel) = greeted;
         self.reached = Some((connection, channel));
+    }
+
+    /// A file into the guest, over its lane and not over its channel.
+    async fn is_copied_to(&self, place: &Path, text: &str) {
+        let source = place.join("copied");
+        fs::create_dir_all(&source).unwrap();
+        fs::write(source.join("file"), text).unwrap();
+        let only = Arc::new(Semaphore::new(1));
+        // A guest that was made a moment ago drops its first connections.
+        let opened = async {
+            loop {
+                let hold = GuestHold::new(self.connection().clone(), TaskTracker::new().token());
+                let permit = Arc::clone(&only).acquire_owned().await.unwrap();
+                if let Some(lane) = Lane::open(self.machine.as_ref(), hold, permit).await.unwrap() {
+                    return lane;
+                }
+            }
+        };
+        let lane = timeout(LONG, opened).await.expect("a lane in time");
+        let mount =
+            CopiedMount { source, target: Bytes::new("/copied").unwrap(), access: MountAccess::ReadWrite };
+        timeout(LONG, copy_in(self.connection(), Some(lane), &mount)).await.expect("in time").unwrap();
+        assert_eq!(self.says("cat /copied/file").await, text);
     }
 
     async fn end(self) {
@@ -245,8 +284,9 @@ async fn round_trip(driver: &dyn Driver) {
     let scratch = place.path("scratch.img");
     imp_storage::disk::create_scratch(&scratch, 32 * MIB).unwrap();
 
-    let mut parent = place.begin(driver, 1, Origin::Boot, &scratch).await.guest().await;
+    let mut parent = place.begin(driver, 1, place.boots(), &scratch).await.guest().await;
     assert_eq!(parent.says("echo whole >/dev/shm/x; cat /dev/shm/x").await, "whole\n");
+    parent.is_copied_to(place.directory.path(), "before").await;
     let (whole, changes) = (files("whole"), files("changes"));
     parent.snapshot(SnapshotKind::Full, &scratch, &whole, &place.path("whole.img")).await;
     // It goes on.
@@ -273,6 +313,9 @@ async fn round_trip(driver: &dyn Driver) {
     assert_eq!(one.says("cat /dev/shm/x; echo one >/dev/shm/x; echo one >/one").await, "whole\n");
     assert_eq!(two.says("cat /dev/shm/x; cat /one 2>/dev/null").await, "whole\n");
     assert_eq!(one.says("cat /dev/shm/x /one").await, "one\none\n");
+    for guest in [&one, &two] {
+        guest.is_copied_to(place.directory.path(), "after").await;
+    }
 
     // A snapshot of a machine that was made of one, by all ways there are; then machines of that.
     let (grandchild, difference) = (files("grandchild"), files("difference"));

@@ -81,7 +81,8 @@ fn an_exit_that_the_guest_was_told_to_forget_is_not_lost_with_the_owner() {
     on_driver(async {
         let host = Host::new();
         // What runs on does not hear that it should end, so that the machine takes its time.
-        let spec = host.shell("vm", "sh -c \"trap '' TERM; while :; do sleep 0.1; done\" & exit 7");
+        let deaf = "sh -c \"trap '' TERM; touch /deaf; while :; do sleep 0.1; done\"";
+        let spec = host.shell("vm", &format!("{deaf} & until [ -e /deaf ]; do sleep 0.05; done; exit 7"));
         let mut owner = Owner::start(&host, host.config(), vec![(spec, Then::LetRun)]);
         let id = owner.next().id;
         wait_until("its end is recorded", || {

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::driver::{makes_none, on_driver};
 use super::host::{Host, LONG, exec, kill, outcome, reachable, running, start, try_exec, until, wait_until};
 use super::owner::{Owner, Then};
-use super::restore::child;
+use super::restore::{child, holds};
 use super::template::{end, nothing_written_down, template};
 
 fn request(names: &[&str]) -> ForkRequest {
@@ -124,7 +124,11 @@ fn a_vm_that_holds_secrets_is_forked_only_by_name_and_so_are_its_children() {
         assert!(matches!(refused, Error::HoldsSecrets { .. }), "{refused}");
         assert_eq!(runtime.list().len(), 1);
         let allowed = ForkRequest { secrets: WithSecrets::Allowed, ..request(&["one"]) };
+        assert_eq!(holds(&host.data(), "correct-horse"), Vec::<String>::new());
         let one = runtime.fork(&parent, allowed).await.unwrap().children.remove(0).unwrap().id.clone();
+        // In the memory that the children share.
+        let held = holds(&host.data(), "correct-horse");
+        assert!(!held.is_empty() && held.iter().all(|file| file.ends_with("memory")), "{held:?}");
         let refused = runtime.fork(&one, request(&["two"])).await.unwrap_err();
         assert!(matches!(refused, Error::HoldsSecrets { .. }), "{refused}");
         kill_all(&runtime, [&parent, &one]).await;
@@ -198,6 +202,34 @@ fn a_parent_whose_owner_is_killed_while_it_sleeps_is_woken_by_the_next() {
     });
 }
 
+#[test]
+fn a_child_whose_owner_is_killed_before_it_runs_is_ended_by_the_next() {
+    on_driver(async {
+        let host = Host::on_disk();
+        {
+            let runtime = host.open().await;
+            if makes_none(&runtime) {
+                return host.end(runtime).await;
+            }
+        }
+        let spec = host.spec("parent", &["sleep", "1000"]);
+        let mut owner = Owner::start(&host, host.config(), vec![(spec, Then::Fork)]);
+        let child = owner.until(|vm| vm.made_of.is_some() && vm.state == State::Prepared).id;
+        owner.kill();
+        let runtime = host.open().await;
+        // Unless it came up in the meantime it is nobody's.
+        if let Ok(mut watch) = runtime.watch(&child) {
+            let settled = watch.wait_for(|vm| matches!(vm.state, State::Running | State::Stopped));
+            let _ = timeout(LONG, settled).await.expect("in time");
+        }
+        for vm in runtime.list() {
+            assert_eq!(running(&runtime, &vm.id).await.state, State::Running);
+            runtime.kill(&vm.id).await.unwrap();
+        }
+        end(&host, runtime).await;
+    });
+}
+
 fn walk(directory: &std::path::Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -248,6 +280,49 @@ fn an_exec_that_runs_during_a_fork_ends_with_an_error_or_well_and_never_hangs() 
         let (text, _) = exec(&runtime, &children[0], clean).await;
         assert!(!text.to_lowercase().contains("error"), "{text}");
         kill_all(&runtime, children.iter().chain([&parent])).await;
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn a_fork_of_a_vm_that_shuts_down_is_refused_or_whole_and_keeps_nobody_from_ending() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        // It takes its time to end.
+        let slow = "trap 'sleep 1; exit 4' TERM; touch /deaf; while :; do sleep 0.1; done";
+        for (number, asleep) in [false, true].into_iter().enumerate() {
+            let parent = start(&runtime, host.shell(&format!("parent-{number}"), slow)).await;
+            running(&runtime, &parent).await;
+            super::host::deaf(&runtime, &parent).await;
+            let name = format!("child-{number}");
+            let fork = async {
+                if !asleep {
+                    until(&runtime, &parent, |vm| vm.state == State::Stopping).await;
+                }
+                runtime.fork(&parent, request(&[&name])).await
+            };
+            let stop = async {
+                if asleep {
+                    until(&runtime, &parent, |vm| vm.state == State::Asleep).await;
+                }
+                timeout(LONG, runtime.stop(&parent, Some(LONG))).await.expect("in time").unwrap()
+            };
+            let (forked, stopped) = tokio::join!(fork, stop);
+            println!("asleep: {asleep}: {:?} {:?}", forked.as_ref().map(|it| it.paused), stopped.outcome);
+            assert_eq!(stopped.outcome, Some(Outcome::Exited { code: 4 }), "{asleep}");
+            if !asleep {
+                assert!(matches!(forked, Err(Error::NotSaved { .. })), "{forked:?}");
+            }
+            for child in forked.into_iter().flat_map(|forked| forked.children).flatten() {
+                assert_eq!(exec(&runtime, &child.id, "echo here").await, ("here\n".into(), 0));
+                runtime.kill(&child.id).await.unwrap();
+            }
+            runtime.remove(&parent).await.unwrap();
+        }
         end(&host, runtime).await;
     });
 }

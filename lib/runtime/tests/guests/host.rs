@@ -10,8 +10,8 @@ use std::time::Duration;
 use imp_protocol::guest::processes_client::ProcessesClient;
 use imp_protocol::guest::{ExecInput, ProcessSpec, exec_input, exec_output, exit_status};
 use imp_runtime::spec::{
-    Arguments, BaseDisk, BridgeSettings, BridgeWishes, Bytes, Cpus, DiskSize, Environment, KernelChoice,
-    Limits, MainProcess, Memory, NetworkMode, Stdin, VmSpec, WhenStopped,
+    Arguments, Balloon, BaseDisk, BridgeSettings, BridgeWishes, Bytes, Cpus, DiskSize, Environment,
+    KernelChoice, Limits, MainProcess, Memory, NetworkMode, Stdin, VmSpec, WhenStopped,
 };
 use imp_runtime::status::{Outcome, State, VmStatus};
 use imp_runtime::{Config, DriverChoice, LogEnd, LogQuery, Runtime, VmId};
@@ -81,7 +81,9 @@ impl Host {
     }
 
     pub(crate) async fn open(&self) -> Runtime {
-        Runtime::open(self.config()).await.unwrap()
+        let runtime = Runtime::open(self.config()).await.unwrap();
+        node::lent::keep(&self.data()).unwrap();
+        runtime
     }
 
     pub(crate) fn spec(&self, name: &str, command: &[&str]) -> VmSpec {
@@ -108,6 +110,7 @@ impl Host {
             mounts: Vec::new(),
             labels: BTreeMap::new(),
             limits: Limits::default(),
+            balloon: Balloon::Without,
             stop_grace: Duration::from_secs(5),
             kernel: KernelChoice::Default,
             when_stopped: WhenStopped::Keep,

@@ -1,8 +1,10 @@
 //! The tests, for every driver the same.
 
 mod agent;
+mod balloon;
 mod between;
 pub(crate) mod bridge;
+mod changes;
 mod crash;
 pub(crate) mod disk;
 mod driver;
@@ -18,6 +20,11 @@ mod memory;
 mod network;
 pub(crate) mod owner;
 mod pause;
+mod prefetch;
 mod reach;
+mod repaired;
 mod restore;
+mod room;
+mod rounds;
+mod suspend;
 mod template;

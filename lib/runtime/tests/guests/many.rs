@@ -18,7 +18,7 @@ const WANTED: &str = "IMP_TEST_ROUNDS";
 fn rounds() -> usize {
     let wanted = std::env::var(WANTED).ok().map(|number| number.parse().unwrap());
     wanted.unwrap_or(match crate::DRIVER {
-        DriverChoice::Firecracker => 20,
+        DriverChoice::Firecracker => 12,
         DriverChoice::Qemu | DriverChoice::Auto => 50,
     })
 }

@@ -63,6 +63,11 @@ fn memory_that_a_guest_takes_is_its_vms_own() {
         let grown = after.private_bytes.saturating_sub(before.private_bytes);
         // Some of it takes pages that the guest had before.
         assert!(grown > 8 << 20, "{before:?} {after:?}");
+        // It began without a balloon.
+        let refused = runtime.set_memory(&id, "100m".parse().unwrap()).await.unwrap_err();
+        let why = std::error::Error::source(&refused).unwrap().to_string();
+        assert!(why.contains("--balloon"), "{why}");
+        assert_eq!(runtime.balloon(&id).await.unwrap(), None);
         runtime.kill(&id).await.unwrap();
         host.end(runtime).await;
     });

@@ -8,14 +8,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use imp_runtime::spec::{NetworkMode, PublishedPort};
+use imp_runtime::spec::{Child, NetworkMode, PublishedPort};
 use imp_runtime::status::{Outcome, State};
+use imp_runtime::template::Probe;
 use imp_testkit::machine;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::driver::{lacks, on_driver};
-use super::host::{Host, exec, running, start};
+use super::driver::{lacks, makes_none, on_driver};
+use super::fork::forked;
+use super::host::{Host, LONG, exec, running, start};
 use super::owner::{Owner, Then, User};
+use super::restore::{child, restored};
+use super::template::{end, ready, template};
 
 /// A web server on the host with one page; counts who came.
 struct Server {
@@ -66,6 +70,17 @@ fn name_server_answers() -> bool {
     socket.send_to(question, (server, 53)).is_ok() && socket.recv(&mut [0; 512]).is_ok()
 }
 
+/// What the guest's web server says there.
+async fn page(address: SocketAddr) -> String {
+    let page = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n").await?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page).await.map(|_| page)
+    };
+    tokio::time::timeout(super::host::LONG, page).await.unwrap().unwrap()
+}
+
 #[test]
 fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
     on_driver(async {
@@ -83,7 +98,7 @@ fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
         let none = start(&runtime, host.spec("offline", &["sleep", "1000"])).await;
         let status = running(&runtime, &id).await;
 
-        let get = |address: SocketAddr| format!("timeout 5 wget -q -O - http://{address}/ 2>&1");
+        let get = |address: SocketAddr| format!("timeout 30 wget -q -O - http://{address}/ 2>&1");
         assert_eq!(exec(&runtime, &id, &get(outside.address)).await, ("hello".into(), 0));
         assert_eq!(outside.visitors(), 1);
         for to in ["127.0.0.1", "10.0.2.2", "0.0.0.0"] {
@@ -97,7 +112,7 @@ fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
         assert_eq!(loopback.visitors(), 0);
 
         // A name that nobody has: an answer tells that the question came through.
-        let (text, _) = exec(&runtime, &id, "timeout 10 nslookup a.invalid 2>&1; cat /etc/resolv.conf").await;
+        let (text, _) = exec(&runtime, &id, "timeout 60 nslookup a.invalid 2>&1; cat /etc/resolv.conf").await;
         let answered = text.contains("NXDOMAIN")
             || text.contains("can't find a.invalid")
             || text.contains("can't resolve");
@@ -105,13 +120,7 @@ fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
 
         let address = status.ports[0].host;
         assert_ne!(address.port(), 0);
-        let page = async {
-            let mut stream = tokio::net::TcpStream::connect(address).await?;
-            stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n").await?;
-            let mut page = String::new();
-            stream.read_to_string(&mut page).await.map(|_| page)
-        };
-        let page = tokio::time::timeout(super::host::LONG, page).await.unwrap().unwrap();
+        let page = page(address).await;
         assert!(page.starts_with("HTTP/1.") && page.ends_with("page\n"), "{page}");
 
         running(&runtime, &none).await;
@@ -124,6 +133,47 @@ fn a_guest_reaches_what_the_host_reaches_but_not_the_hosts_loopback() {
         runtime.kill(&none).await.unwrap();
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the port is free again");
         host.end(runtime).await;
+    });
+}
+
+#[test]
+fn vms_of_a_snapshot_reach_the_world_and_are_reached_by_helpers_of_their_own() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if lacks(&runtime, NetworkMode::User) || makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let server = Server::start(own_address());
+        let mut spec = host.shell("unused", "echo page >/tmp/index.html; exec httpd -f -p 8080 -h /tmp");
+        spec.network = Some(NetworkMode::User);
+        let mut template = template(spec);
+        template.ready = vec![ready(Probe::Port(8080.try_into().unwrap()), LONG)];
+        let made = runtime.template_build(template, |_| {}).await.unwrap();
+        let with_port = |name: &str| Child {
+            ports: vec![PublishedPort {
+                host: "127.0.0.1:0".parse().unwrap(),
+                guest: 8080.try_into().unwrap(),
+            }],
+            ..child(name)
+        };
+        let one = restored(&runtime, &made, with_port("one")).await;
+        let two = restored(&runtime, &made, with_port("two")).await;
+        let three = forked(&runtime, &two, &["three"]).await.remove(0);
+        for (visitors, id) in (1..).zip([&one, &two, &three]) {
+            let get = format!("timeout 60 wget -q -O - http://{}/ 2>&1", server.address);
+            assert_eq!(exec(&runtime, id, &get).await, ("hello".into(), 0));
+            assert_eq!(server.visitors(), visitors);
+        }
+        for id in [&one, &two] {
+            assert_eq!(exec(&runtime, id, "hostname >/tmp/index.html").await.1, 0);
+            let page = page(runtime.get(id).unwrap().ports[0].host).await;
+            assert!(page.ends_with(&format!("{}\n", id.short())), "{page}");
+        }
+        for id in [&one, &two, &three] {
+            runtime.kill(id).await.unwrap();
+        }
+        end(&host, runtime).await;
     });
 }
 

@@ -39,6 +39,8 @@ pub(crate) enum Then {
     Fork,
     /// Once it is deaf.
     Pause,
+    /// Again and again.
+    SuspendAndWake,
 }
 
 #[test]
@@ -101,6 +103,9 @@ async fn own(orders: Orders) {
                     host::deaf(&runtime, &id).await;
                     runtime.pause(&id).await
                 }));
+            }
+            Some(Then::SuspendAndWake) => {
+                drop(tokio::spawn(async move { super::suspend::for_ever(&runtime, &id).await }));
             }
             Some(Then::LetRun) | None => {}
         }

@@ -1,11 +1,14 @@
 //! VMs that stand still until their user wants them to go on.
 
+use imp_protocol::guest::restore_client::RestoreClient;
+use imp_protocol::guest::{NewMachine, SleepRequest, WakeRequest, wake_request};
 use imp_runtime::status::{Outcome, State};
-use imp_runtime::{Error, RestError};
+use imp_runtime::{Error, RestError, WithSecrets};
 use rustix::process::Signal;
+use tokio::time::timeout;
 
 use super::driver::{makes_none, on_driver};
-use super::host::{Host, exec, outcome, running, start};
+use super::host::{Host, LONG, exec, outcome, running, start, try_exec};
 use super::owner::{Owner, Then};
 
 #[test]
@@ -64,6 +67,43 @@ fn a_paused_vm_stays_paused_under_the_next_owner_and_can_be_stopped_in_order() {
 }
 
 #[test]
+fn a_guest_that_went_on_by_itself_becomes_no_other_machine() {
+    on_driver(async {
+        let host = Host::new();
+        let runtime = host.open().await;
+        let id = start(&runtime, host.spec("vm", &["sleep", "1000"])).await;
+        running(&runtime, &id).await;
+        let hold = runtime.connection(&id).await.unwrap();
+        let mut guest = RestoreClient::new(hold.connection());
+        guest.sleep(SleepRequest { at_most_milliseconds: 1 }).await.unwrap();
+        // It serves nobody while it sleeps.
+        let awake = async { while try_exec(&runtime, &id, "true").await.is_err() {} };
+        timeout(LONG, awake).await.expect("in time");
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let machine = NewMachine {
+            generation: "another".into(),
+            entropy: vec![7; 64].into(),
+            hostname: "another".into(),
+            machine_id: "7".repeat(32),
+            ..NewMachine::default()
+        };
+        let wake = WakeRequest {
+            r#as: Some(wake_request::As::New(machine)),
+            unix_time_nanoseconds: u64::try_from(now.as_nanos()).unwrap(),
+        };
+        let refused = guest.wake(wake).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
+        assert_eq!(
+            exec(&runtime, &id, "hostname; test ! -e /run/imp/generation").await,
+            ("guest\n".into(), 0)
+        );
+        drop(hold);
+        runtime.kill(&id).await.unwrap();
+        host.end(runtime).await;
+    });
+}
+
+#[test]
 fn a_vm_that_is_put_away_on_disk_goes_on_as_the_machine_it_was() {
     on_driver(async {
         let host = Host::on_disk();
@@ -79,7 +119,7 @@ fn a_vm_that_is_put_away_on_disk_goes_on_as_the_machine_it_was() {
         assert_eq!(exec(&runtime, &id, "echo kept >/dev/shm/x; echo kept >/x").await.1, 0);
         let mut runtime = runtime;
         for round in 0..2 {
-            let away = runtime.suspend(&id).await.unwrap();
+            let away = runtime.suspend(&id, WithSecrets::Refused).await.unwrap();
             assert!(runtime.list().is_empty(), "{round}");
             assert_eq!(runtime.suspended().await.unwrap()[0].name.as_str(), "vm");
             // Nor does it need its owner.
@@ -115,7 +155,7 @@ fn a_vm_whose_snapshot_cannot_be_kept_goes_on() {
         let snapshots = host.data().join("images/snapshots");
         std::fs::remove_dir_all(&snapshots).unwrap();
         std::fs::write(&snapshots, "").unwrap();
-        runtime.suspend(&id).await.unwrap_err();
+        runtime.suspend(&id, WithSecrets::Refused).await.unwrap_err();
         std::fs::remove_file(&snapshots).unwrap();
         std::fs::create_dir(&snapshots).unwrap();
         assert_eq!(running(&runtime, &id).await.state, State::Running);

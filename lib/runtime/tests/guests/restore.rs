@@ -1,12 +1,15 @@
 //! VMs that are made of a snapshot: each becomes a machine of its own before anybody uses it.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use imp_runtime::spec::{Child, Environment, Identity, Outside, VmSpec, WhenStopped};
 use imp_runtime::status::{Failure, Outcome, StageName, State, VmStatus};
-use imp_runtime::{Error, NotActivated, Runtime, VmId};
+use imp_runtime::{Config, Error, NotActivated, Runtime, VmId, WithSecrets};
 use imp_storage::blob::digest::Digest;
+use imp_storage::store::{Store, StoreOptions};
 use imp_testkit::world::SERVER;
 use rustix::process::Signal;
 use tokio::time::timeout;
@@ -14,7 +17,7 @@ use tokio::time::timeout;
 use super::bridge::{bridged, nothing_of_ours, on_own_host, reaches, uplink};
 use super::driver::{makes_none, on_driver};
 use super::fork::forked;
-use super::host::{Host, LONG, exec, kill, outcome};
+use super::host::{Host, LONG, exec, kill, outcome, reachable, running, start};
 use super::owner::Owner;
 use super::template::{Reached, end, template};
 
@@ -104,28 +107,23 @@ fn each_vm_of_a_snapshot_is_a_machine_of_its_own_with_what_it_was_given_and_noth
     });
 }
 
-/// In no file of the host's directories that the engine writes for itself, and in no argument or environment of a process.
+/// In no file of the host's, disks and memory of snapshots among them, and in no argument or environment of a process.
 fn nowhere(host: &Host, secret: &str) {
-    let vms = host.data().join("vms");
-    let mut directories = vec![vms];
-    while let Some(directory) = directories.pop() {
-        for entry in std::fs::read_dir(directory).unwrap().flatten() {
-            let kind = entry.file_type().unwrap();
-            if kind.is_dir() && entry.file_name() != "jail" {
-                directories.push(entry.path());
-            } else if kind.is_file() && entry.file_name() != "scratch.img" {
-                let text = std::fs::read(entry.path()).unwrap();
-                let found = text.windows(secret.len()).any(|window| window == secret.as_bytes());
-                assert!(!found, "{}", entry.path().display());
-            }
-        }
-    }
+    assert_eq!(holds(host.path(), secret), Vec::<String>::new());
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         for file in ["cmdline", "environ"] {
             let text = std::fs::read(process.path().join(file)).unwrap_or_default();
             assert!(!text.windows(secret.len()).any(|window| window == secret.as_bytes()));
         }
     }
+}
+
+/// All files below a directory that hold this.
+pub(crate) fn holds(directory: &Path, secret: &str) -> Vec<String> {
+    let mut grep = Command::new("grep");
+    // Pipes and sockets are read by those whom they belong to.
+    let grep = grep.args(["-rlaF", "--devices=skip", secret]).arg(directory).output().unwrap();
+    String::from_utf8(grep.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -156,6 +154,72 @@ fn a_prepared_vm_outlives_its_owner_and_ends_as_itself_when_it_is_killed() {
         assert!(matches!(gone, Error::NotActivated { .. }), "{gone}");
         runtime.kill(&id).await.unwrap();
         runtime.remove(&killed).await.unwrap();
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn a_vm_of_a_snapshot_needs_no_kernel_and_no_agent_of_this_host() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let made =
+            runtime.template_build(template(host.spec("unused", &["sleep", "1000"])), |_| {}).await.unwrap();
+        drop(runtime);
+        let (kernels, aside) = (host.data().join("kernels"), host.path().join("kernels"));
+        std::fs::rename(&kernels, &aside).unwrap();
+        let guest_agent = host.path().join("none");
+        let runtime = Runtime::open(Config { guest_agent, ..host.config() }).await.unwrap();
+        let id = restored(&runtime, &made, child("one")).await;
+        assert_eq!(exec(&runtime, &id, "echo here").await, ("here\n".into(), 0));
+        // Nor do those that are made of it.
+        let two = forked(&runtime, &id, &["two"]).await.remove(0);
+        assert_eq!(exec(&runtime, &two, "echo here").await, ("here\n".into(), 0));
+        let kernel = |id| runtime.get(id).unwrap().kernel.clone();
+        assert!(kernel(&id).digest.is_some());
+        assert_eq!(kernel(&id), kernel(&two));
+        for id in [&id, &two] {
+            runtime.kill(id).await.unwrap();
+        }
+        std::fs::rename(aside, kernels).unwrap();
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn a_snapshot_names_the_agent_that_its_guest_runs_and_not_the_one_that_is_there_by_then() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let guest_agent = host.path().join("agent");
+        std::fs::copy(host.config().guest_agent, &guest_agent).unwrap();
+        let config = || Config { guest_agent: guest_agent.clone(), ..host.config() };
+        let runtime = Runtime::open(config()).await.unwrap();
+        if makes_none(&runtime) {
+            std::fs::remove_file(guest_agent).unwrap();
+            return host.end(runtime).await;
+        }
+        let id = start(&runtime, host.spec("vm", &["sleep", "1000"])).await;
+        running(&runtime, &id).await;
+        let agent = async |runtime: &Runtime| {
+            let made = runtime.fork_snapshot(&id, WithSecrets::Refused, "test").await.unwrap().snapshot;
+            let store = Store::open(host.data().join("images"), StoreOptions::default()).unwrap();
+            let manifest = store.snapshots().manifest(&made).unwrap();
+            runtime.forget_fork("test").await.unwrap();
+            manifest.description.agent.digest
+        };
+        let before = agent(&runtime).await;
+        drop(runtime);
+        // Another version is installed.
+        let mut file = std::fs::File::options().append(true).open(&guest_agent).unwrap();
+        std::io::Write::write_all(&mut file, b"newer").unwrap();
+        let runtime = Runtime::open(config()).await.unwrap();
+        reachable(&runtime, &id).await;
+        assert_eq!(agent(&runtime).await, before);
+        runtime.kill(&id).await.unwrap();
+        std::fs::remove_file(guest_agent).unwrap();
         end(&host, runtime).await;
     });
 }
@@ -286,6 +350,80 @@ fn vms_of_one_snapshot_have_networks_of_their_own() {
             runtime.kill(id).await.unwrap();
         }
         nothing_of_ours();
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn a_vmm_killed_while_its_guest_wakes_is_an_error_and_leaves_nothing() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let made =
+            runtime.template_build(template(host.spec("unused", &["sleep", "1000"])), |_| {}).await.unwrap();
+        let other = restored(&runtime, &made, child("other")).await;
+        // At once, and when its guest may have begun.
+        for turns in [0, 10, 100, 1000] {
+            let id = runtime.prepare(&made, child("victim")).await.unwrap();
+            let pid = runtime.get(&id).unwrap().vmm_pid.unwrap();
+            let mut watch = runtime.watch(&id).unwrap();
+            let killed = async {
+                let waking = watch.wait_for(|vm| vm.state == State::Starting || vm.state == State::Stopped);
+                drop(timeout(LONG, waking).await.expect("in time"));
+                for _ in 0..turns {
+                    tokio::task::yield_now().await;
+                }
+                kill(pid, Signal::KILL);
+            };
+            let (activated, ()) = tokio::join!(runtime.activate(&id, Identity::default()), killed);
+            match activated {
+                Err(Error::NotActivated { source: NotActivated::Ended { outcome }, .. }) => {
+                    assert!(matches!(outcome, Outcome::Failed { .. }), "{outcome:?}");
+                }
+                // It was quicker.
+                Ok(_) if turns > 0 => {}
+                other => panic!("{turns}: {other:?}"),
+            }
+            let gone = async { while watch.changed().await.is_ok() {} };
+            timeout(LONG, gone).await.expect("in time");
+            assert_eq!(runtime.list().len(), 1, "{turns}");
+        }
+        assert_eq!(exec(&runtime, &other, "echo here").await, ("here\n".into(), 0));
+        runtime.kill(&other).await.unwrap();
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn vms_of_a_template_live_on_when_its_files_are_taken_away_under_them() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let fill = "yes words | head -c 20000000 >/dev/shm/x; touch /ready; exec sleep 1000";
+        let mut spec = template(host.shell("unused", fill));
+        spec.ready = vec![super::template::ready(super::template::command("test -e /ready"), LONG)];
+        let made = runtime.template_build(spec, |_| {}).await.unwrap();
+        let (lives, waits) = (restored(&runtime, &made, child("lives")).await, child("waits"));
+        let waits = runtime.prepare(&made, waits).await.unwrap();
+        let refused = runtime.template_remove(&made).await.unwrap_err();
+        assert!(refused.to_string().contains(waits.as_str()), "{refused}");
+        // By somebody who does not ask.
+        std::fs::remove_dir_all(host.data().join("images/snapshots").join(made.hex())).unwrap();
+        runtime.activate(&waits, Identity::default()).await.unwrap();
+        let sum = "md5sum </dev/shm/x; pidof sleep >/dev/null";
+        let (one, other) = (exec(&runtime, &lives, sum).await, exec(&runtime, &waits, sum).await);
+        assert!(one.1 == 0 && one == other, "{one:?} {other:?}");
+        let gone = runtime.prepare(&made, child("never")).await.unwrap_err();
+        assert!(gone.to_string().contains("no snapshot"), "{gone}");
+        for id in [&lives, &waits] {
+            runtime.kill(id).await.unwrap();
+        }
         end(&host, runtime).await;
     });
 }

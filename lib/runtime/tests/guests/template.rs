@@ -11,7 +11,7 @@ use imp_storage::store::{Store, StoreOptions};
 use tokio::time::timeout;
 
 use super::driver::{makes_none, on_driver};
-use super::host::{Host, LONG, exec, output, wait_until};
+use super::host::{Host, LONG, exec, output, running, wait_until};
 use super::owner::Owner;
 use super::restore::{child, restored};
 
@@ -46,7 +46,7 @@ pub(crate) fn ready(probe: Probe, at_most: Duration) -> Readiness {
     Readiness { probe, at_most }
 }
 
-fn command(script: &str) -> Probe {
+pub(crate) fn command(script: &str) -> Probe {
     Probe::Command(Arguments::new(["sh", "-c", script]).unwrap())
 }
 
@@ -182,6 +182,67 @@ fn a_template_that_fails_says_at_which_step_and_leaves_nothing() {
         assert!(
             crate::DRIVER == imp_runtime::DriverChoice::Qemu || matches!(refused, Err(Error::Runtime(_)))
         );
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn a_machine_that_cannot_be_removed_keeps_no_template_from_being_made() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let spec = template(host.spec("unused", &["sleep", "1000"]));
+        let vms = host.data().join("vms");
+        // A directory in the place of its record.
+        let record = Arc::new(Mutex::new(None));
+        let seen = Arc::clone(&record);
+        let spoil = move |step| {
+            if step == BuildStep::Snapshot {
+                let path =
+                    std::fs::read_dir(&vms).unwrap().next().unwrap().unwrap().path().join("record.json");
+                std::fs::remove_file(&path).unwrap();
+                std::fs::create_dir_all(path.join("in the way")).unwrap();
+                *seen.lock().unwrap() = Some(path);
+            }
+        };
+        let made = timeout(LONG, runtime.template_build(spec, spoil)).await.expect("in time").unwrap();
+        runtime.template_verify(&made).await.unwrap();
+        let stays = runtime.list().remove(0);
+        assert_eq!(stays.state, State::Stopped);
+        std::fs::remove_dir_all(record.lock().unwrap().take().unwrap()).unwrap();
+        end(&host, runtime).await;
+    });
+}
+
+#[test]
+fn a_guest_whose_connection_breaks_while_it_is_waited_for_is_looked_at_over_the_next() {
+    on_driver(async {
+        let host = Host::on_disk();
+        let runtime = host.open().await;
+        if makes_none(&runtime) {
+            return host.end(runtime).await;
+        }
+        let mut spec = template(host.spec("unused", &["sleep", "1000"]));
+        spec.ready = vec![ready(command("touch /looked; test -e /go"), LONG)];
+        let go = async {
+            let id = loop {
+                if let Some(vm) = runtime.list().first() {
+                    break vm.id.clone();
+                }
+                tokio::task::yield_now().await;
+            };
+            running(&runtime, &id).await;
+            assert_eq!(exec(&runtime, &id, "until [ -e /looked ]; do sleep 0.1; done").await.1, 0);
+            // What it is reached over ends with that.
+            runtime.pause(&id).await.unwrap();
+            runtime.resume(&id).await.unwrap();
+            assert_eq!(exec(&runtime, &id, "touch /go").await.1, 0);
+        };
+        let (made, ()) = tokio::join!(runtime.template_build(spec, |_| {}), go);
+        made.unwrap();
         end(&host, runtime).await;
     });
 }

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use digest::Digest;
+use digest::{Digest, Hasher};
 pub use partial::{Begin, Partial};
 
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +102,25 @@ impl BlobStore {
         if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(Error::Damaged { digest: *digest }) }
     }
 
+    /// Whether a blob still is what its name says; one that is not there is.
+    pub fn is_whole(&self, digest: &Digest) -> Result<bool, Error> {
+        let path = self.path(digest);
+        let read = |source| Error::Read { path: path.clone(), source };
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            Err(source) => return Err(read(source)),
+        };
+        let mut hasher = Hasher::default();
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut piece).map_err(read)? {
+                0 => return Ok(hasher.finish() == *digest),
+                count => hasher.update(piece.get(..count).unwrap_or_default()),
+            }
+        }
+    }
+
     /// Begins to write a blob, unless it is there or someone else is writing it.
     pub fn begin(&self, digest: &Digest, size: u64) -> Result<Begin, Error> {
         partial::begin(self, digest, size)
@@ -110,7 +129,7 @@ impl BlobStore {
     /// Stores bytes that are at hand.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest, Error> {
         let digest = Digest::of(bytes);
-        if self.size(&digest)?.is_some() {
+        if self.size(&digest)? == Some(bytes.len() as u64) {
             return Ok(digest);
         }
         let partial = Partial::wait(self, &digest, bytes.len() as u64)?;

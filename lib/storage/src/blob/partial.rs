@@ -35,7 +35,8 @@ pub struct Partial {
 pub(super) fn begin(store: &BlobStore, digest: &Digest, size: u64) -> Result<Begin, Error> {
     let path = store.partial.join(digest.hex());
     loop {
-        if let Some(size) = store.size(digest)? {
+        // One of another size was cut short on the disk, and is written anew.
+        if store.size(digest)? == Some(size) {
             return Ok(Begin::Present(size));
         }
         let file = open(&path)?;
@@ -50,7 +51,7 @@ pub(super) fn begin(store: &BlobStore, digest: &Digest, size: u64) -> Result<Beg
         if !is_still_named(&file, &path)? {
             continue;
         }
-        if let Some(size) = store.size(digest)? {
+        if store.size(digest)? == Some(size) {
             remove(&path)?;
             return Ok(Begin::Present(size));
         }

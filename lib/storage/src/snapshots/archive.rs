@@ -1,7 +1,7 @@
 //! Snapshots in files: OCI image layouts, and tars of them.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ use super::artifact::{ARTIFACT, Artifact, OCI_MANIFEST, Wanted};
 use super::error::{Error, write_error};
 use super::leaving::Leaving;
 use super::packed::unpack;
-use super::{Arrival, incoming};
+use super::{Arrival, Snapshots, incoming};
 use crate::blob::digest::Digest;
 use crate::disk::partial::Partial;
 use crate::image::archive::Files;
@@ -62,8 +62,10 @@ fn export_layout(leaving: &Leaving, to: &Archive, progress: &dyn Progress) -> Re
     let digest = Digest::of(&bytes);
     put(&digest, &bytes)?;
     let index = to.path.join(INDEX);
-    let old = match fs::read(&index) {
-        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+    let old = match File::open(&index) {
+        // Its other entries are somebody's, too.
+        Ok(file) => serde_json::from_reader(file.take(LARGEST))
+            .map_err(|source| Error::Read { path: index.clone(), source: source.into() })?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Value::Null,
         Err(source) => return Err(Error::Read { path: index, source }),
     };
@@ -137,11 +139,15 @@ fn put_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 /// Takes the one snapshot of an archive, or the one that is called by the name in `from`.
-pub(super) fn import(store: &Store, from: &Archive, progress: &dyn Progress) -> Result<Arrival, Error> {
+pub(super) fn import(
+    snapshots: &Snapshots<'_>,
+    from: &Archive,
+    progress: &dyn Progress,
+) -> Result<Arrival, Error> {
     let failed = |source| Error::Archive { archive: from.to_string(), source: Box::new(source) };
     let files = match from.format {
         ArchiveFormat::OciLayout => Files::directory(&from.path),
-        ArchiveFormat::OciArchive => Files::tar(&from.path, &store.layout.partial()),
+        ArchiveFormat::OciArchive => Files::tar(&from.path, &snapshots.store.layout.partial()),
         ArchiveFormat::DockerArchive => return Err(Error::ArchiveFormat { archive: from.to_string() }),
     };
     let files = files.map_err(failed)?;
@@ -172,7 +178,7 @@ pub(super) fn import(store: &Store, from: &Archive, progress: &dyn Progress) -> 
         fetch: &fetch,
         parallel: THREADS,
     };
-    receive(store, &incoming, progress)
+    receive(snapshots, &incoming, progress)
 }
 
 fn wrong_chunk(from: &Archive, wanted: &Wanted) -> Error {

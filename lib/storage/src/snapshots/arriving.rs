@@ -24,7 +24,7 @@ use super::error::{Error, write_error};
 use super::local_chunks::LocalChunks;
 use super::manifest::{Manifest, Part};
 use super::scan::{self, Zeros};
-use super::{Arrival, Snapshot, draft, files, room, stored};
+use super::{Arrival, Snapshot, Snapshots, draft, files, room, stored};
 use crate::blob::digest::Digest;
 use crate::blob::partial::is_still_named;
 use crate::progress::{Event, Progress};
@@ -76,11 +76,16 @@ struct Counts {
 
 /// Brings a snapshot into the store, unless it is there.
 pub(super) fn receive(
-    store: &Store,
+    snapshots: &Snapshots<'_>,
     incoming: &Incoming<'_>,
     progress: &dyn Progress,
 ) -> Result<Arrival, Error> {
+    let Snapshots { store, judge } = *snapshots;
     let layout = &store.layout;
+    if let Some(judge) = judge {
+        let snapshot = incoming.digest;
+        judge(&snapshot, &incoming.manifest).map_err(|source| Error::Unwanted { snapshot, source })?;
+    }
     let lock = ArrivalLock::wait(layout, &incoming.digest, progress)?;
     if let Some(snapshot) = present(layout, &incoming.digest)? {
         return Ok(Arrival { snapshot, fetched: 0, shared: 0, resumed: 0 });
@@ -89,7 +94,13 @@ pub(super) fn receive(
     keep_only_parts(&directory)?;
     let (missing, resumed) = look(&directory, incoming)?;
     let total: u64 = missing.iter().map(|it| it.wanted.length * it.places.len() as u64).sum();
-    room::check(&layout.arriving(), total)?;
+    if let Err(error) = room::check(&layout.arriving(), total) {
+        if resumed == 0 {
+            // Nothing but empty files.
+            files::remove_directory(&directory)?;
+        }
+        return Err(error);
+    }
     let counts = fill(store, &directory, incoming, missing, progress)?;
     for (part, index) in &incoming.indexes {
         let path = files::part(&directory, *part);
@@ -347,7 +358,9 @@ pub(super) fn sweep(layout: &Layout, interrupted: Interrupted, _removing: &Store
     let is_lock = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "lock");
     for directory in all.iter().filter(|path| !is_lock(path)) {
         let lock = directory.with_extension("lock");
-        let is_living = File::open(&lock).is_ok_and(|file| file.try_lock_shared().is_err());
+        // Held until the directory is gone: an arrival that has opened the file already waits for it.
+        let held = File::open(&lock).ok().map(|file| (file.try_lock().is_ok(), file));
+        let is_living = held.as_ref().is_some_and(|(free, _)| !free);
         let is_old = match interrupted {
             Interrupted::Removed => true,
             Interrupted::Kept(now) => fs::metadata(directory)
@@ -359,7 +372,10 @@ pub(super) fn sweep(layout: &Layout, interrupted: Interrupted, _removing: &Store
         }
     }
     for lock in all.iter().filter(is_lock) {
-        if File::open(lock).is_ok_and(|file| file.try_lock_shared().is_ok()) {
+        // As above: whoever gets it next sees that the file has lost its name.
+        if let Ok(file) = File::open(lock)
+            && file.try_lock().is_ok()
+        {
             fs::remove_file(lock).map_err(|source| write_error(lock, source))?;
         }
     }

@@ -22,7 +22,7 @@ use crate::blob::partial::sync_parent;
 use crate::store::layout::Layout;
 use crate::store::lock::{Lease, StoreLock, entries};
 use crate::store::records::{self, Lasting};
-use crate::store::{Store, cleanup};
+use crate::store::{Store, cleanup, disks};
 
 /// A snapshot whose parts may be written. Dropped, it leaves nothing behind.
 #[derive(Debug)]
@@ -75,9 +75,9 @@ pub(super) fn commit(
     keeping: Keeping,
 ) -> Result<Snapshot, Error> {
     only_parts(&draft)?;
-    let local = match keeping {
-        Keeping::Durable => None,
-        Keeping::UntilRestart => Some(format!("{:032x}", fastrand::u128(..))),
+    let (local, image) = match keeping {
+        Keeping::Durable => (None, disks::image_of(store, &description.base)?),
+        Keeping::UntilRestart => (Some(format!("{:032x}", fastrand::u128(..))), None),
     };
     let content = |part| match keeping {
         Keeping::Durable => hashed(&draft, part),
@@ -88,7 +88,7 @@ pub(super) fn commit(
         state: content(Part::State)?,
         scratch: content(Part::Scratch)?,
     };
-    let manifest = Manifest { format: FORMAT, description, parts, local };
+    let manifest = Manifest { format: FORMAT, description, parts, image, local };
     let bytes = manifest.bytes().map_err(Error::Description)?;
     finish(store, &draft.directory, manifest, &bytes)
 }

@@ -52,6 +52,12 @@ pub enum Error {
         #[source]
         reason: Mismatch,
     },
+    #[error("snapshot {} is not taken", .snapshot.short())]
+    Unwanted {
+        snapshot: Digest,
+        #[source]
+        source: super::Unwanted,
+    },
     #[error("the snapshot has no {part}: {path} is missing")]
     PartMissing { part: Part, path: PathBuf },
     #[error("the snapshot's {part} is still open for writing; whoever writes {path} must end first")]

@@ -41,7 +41,7 @@ pub(crate) fn manifest() -> Manifest {
         Content { size, chunks: Some(chunks) }
     };
     let parts = Parts { memory: content(MEMORY), state: content(100), scratch: content(5 << 20) };
-    Manifest { format: FORMAT, description: description(), parts, local: None }
+    Manifest { format: FORMAT, description: description(), parts, image: None, local: None }
 }
 
 pub(crate) fn store(folder: &Path) -> Store {

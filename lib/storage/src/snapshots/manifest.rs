@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::base::BaseImage;
 use super::chunks;
 use crate::blob::digest::Digest;
 
@@ -94,6 +95,9 @@ pub struct Manifest {
     #[serde(rename = "snapshot")]
     pub description: Description,
     pub parts: Parts,
+    /// Of which the base disk can be made; absent: nobody knew, or the snapshot never leaves its machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<BaseImage>,
     /// Of a snapshot whose content nobody hashed: makes its digest unlike any other's. Such a snapshot is good on the machine
     /// that made it, until that restarts, and cannot be exported.
     #[serde(default, skip_serializing_if = "Option::is_none")]

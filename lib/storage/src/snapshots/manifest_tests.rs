@@ -73,7 +73,46 @@ fn a_manifest_without_end_is_refused_unread() {
     assert!(matches!(Manifest::parse(&large), Err(Error::TooLarge { .. })));
 }
 
+/// Any that can be true.
+fn manifests() -> impl Strategy<Value = Manifest> {
+    let digest = || any::<[u8; 32]>().prop_map(Digest::from_bytes);
+    let text = || "[ -~]{1,40}";
+    let machine = (1u32..=1024, 0u64..1 << 40, any::<bool>(), prop::option::of(any::<[u8; 6]>()));
+    let texts = (text(), text(), text(), text(), text());
+    let digests = (digest(), digest(), digest(), prop::option::of(digest()), prop::option::of(digest()));
+    let image = prop::option::of((digest(), prop::option::of("[a-z]{1,9}/[a-z0-9]{1,9}:[a-z0-9]{1,9}")));
+    let sizes = (0u64..1 << 30, 0u64..1 << 41);
+    (machine, texts, digests, image, sizes).prop_map(|(machine, texts, digests, image, sizes)| {
+        let mut manifest = manifest();
+        let content = |size| Content {
+            size,
+            chunks: Some(Chunks { size: chunks::size_for(size).unwrap(), digest: digests.0 }),
+        };
+        let (cpus, memory, network, mac) = machine;
+        let mac = mac.filter(|_| network).map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+        let description = &mut manifest.description;
+        description.devices = Devices { cpus, memory, network, mac };
+        description.vmm = Vmm { name: texts.0, version: texts.1 };
+        description.cpu = Cpu { vendor: texts.2, model: texts.3, features: digests.1 };
+        description.agent = Agent { version: texts.4, digest: digests.2 };
+        (description.template, description.parent) = (digests.3, digests.4);
+        manifest.parts =
+            Parts { memory: content(memory), state: content(sizes.0), scratch: content(sizes.1) };
+        manifest.image =
+            image.map(|(digest, name)| BaseImage { digest, name: name.map(|it| it.parse().unwrap()) });
+        manifest
+    })
+}
+
 proptest! {
+    #[test]
+    fn what_can_be_true_is_the_same_after_it_was_written_and_read(manifest in manifests()) {
+        let bytes = manifest.bytes().unwrap();
+        let read = Manifest::parse(&bytes).unwrap();
+        prop_assert_eq!(&read, &manifest);
+        prop_assert_eq!(read.bytes().unwrap(), bytes);
+    }
+
     #[test]
     fn no_changed_value_makes_the_parser_panic_or_accept_what_it_would_not_write(text in changed(&good())) {
         if let Ok(manifest) = Manifest::parse(text.as_bytes()) {

@@ -24,6 +24,10 @@ pub enum Mismatch {
     Cpu { made: Box<Cpu>, here: Box<Cpu> },
     #[error("its guest runs kernel {}, here guests get {}", .made.short(), .here.short())]
     Kernel { made: Digest, here: Digest },
+    #[error("its guest runs kernel {}, which is not installed here", .made.short())]
+    NoKernel { made: Digest },
+    #[error("its guest runs a kernel that was given as a file, and such kernels do not travel")]
+    OwnKernel,
     #[error("it has format {found}, this version of imp knows {}", super::manifest::FORMAT)]
     Format { found: u64 },
     #[error("its manifest is damaged; remove it, and make or pull it again")]

@@ -31,6 +31,7 @@
 mod archive;
 mod arriving;
 pub mod artifact;
+pub mod base;
 pub mod chunks;
 mod draft;
 pub mod error;
@@ -59,6 +60,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 pub(crate) use arriving::Interrupted;
+pub use base::BaseImage;
 pub use draft::Draft;
 pub use error::Error;
 pub use manifest::{Description, Manifest, Part};
@@ -69,9 +71,9 @@ pub(crate) use removal::{listed, put_away, sweep, take};
 use crate::blob::digest::Digest;
 use crate::image::reference::{Archive, Reference};
 use crate::progress::Progress;
-use crate::store::Store;
 use crate::store::layout::Layout;
-use crate::store::lock::Lease;
+use crate::store::lock::{Lease, StoreLock};
+use crate::store::{BaseDisk, PullPolicy, Store};
 
 /// How long a snapshot is meant to last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,15 +133,30 @@ pub struct Summary {
     pub is_sealed: bool,
 }
 
+/// Whether a snapshot that comes from elsewhere is taken, decided before any of its chunks comes. An error says why not.
+pub type Judge<'a> = dyn Fn(&Digest, &Manifest) -> Result<(), Unwanted> + Sync + 'a;
+/// Why a snapshot is not taken, in the words of whoever does not want it.
+pub type Unwanted = Box<dyn std::error::Error + Send + Sync>;
+
 /// The snapshots of a store.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Snapshots<'a> {
     store: &'a Store,
+    judge: Option<&'a Judge<'a>>,
 }
 
 impl<'a> Snapshots<'a> {
     pub(crate) fn of(store: &'a Store) -> Self {
-        Self { store }
+        Self { store, judge: None }
+    }
+
+    /// These, but of those that come from elsewhere only what this judge wants.
+    #[must_use]
+    pub fn judged_by<'b>(&self, judge: &'b Judge<'b>) -> Snapshots<'b>
+    where
+        'a: 'b,
+    {
+        Snapshots { store: self.store, judge: Some(judge) }
     }
 
     /// Begins a snapshot of which so many bytes will be written; refuses at once what does not fit on the disk.
@@ -168,6 +185,23 @@ impl<'a> Snapshots<'a> {
         stored::forget(&self.store.layout, template)
     }
 
+    /// Has a snapshot stay that no template's digest leads to, such as one that was brought here: it goes when it is asked
+    /// to, or when the store is above its size limit.
+    pub fn keep(&self, snapshot: &Digest) -> Result<(), Error> {
+        stored::name(&self.store.layout, snapshot, snapshot)
+    }
+
+    /// The base disk below a snapshot: found here, or made of its image, which may be pulled for that. The snapshot itself need
+    /// not be there yet.
+    pub fn base_disk(
+        &self,
+        manifest: &Manifest,
+        policy: PullPolicy,
+        progress: &dyn Progress,
+    ) -> Result<BaseDisk, base::Error> {
+        base::disk(self.store, manifest, policy, progress)
+    }
+
     /// The snapshot that was made of what this digest stands for.
     pub fn find(&self, template: &Digest) -> Result<Option<Digest>, Error> {
         stored::find(&self.store.layout, template)
@@ -181,6 +215,11 @@ impl<'a> Snapshots<'a> {
     /// A snapshot that may be restored on this host: it fits, and its files hold what the manifest says.
     pub fn open(&self, digest: &Digest, host: &Host) -> Result<Snapshot, Error> {
         stored::open(self.store, digest, host)
+    }
+
+    /// A snapshot as it is, whether or not it fits this host: for those who carry it elsewhere.
+    pub fn hold(&self, digest: &Digest) -> Result<Snapshot, Error> {
+        stored::held(&self.store.layout, digest)
     }
 
     /// Where the file of a part is, whether or not the snapshot is there. Who uses the file opens the snapshot.
@@ -213,7 +252,7 @@ impl<'a> Snapshots<'a> {
     /// Takes a snapshot from an OCI image layout or a tar of one. Which templates lead to it is for the caller to say: the
     /// snapshot's own word for it is no proof.
     pub fn import(&self, from: &Archive, progress: &dyn Progress) -> Result<Arrival, Error> {
-        archive::import(self.store, from, progress)
+        archive::import(self, from, progress)
     }
 
     /// Sends a snapshot to a registry; what is there already is not sent again. Returns the digest of the OCI manifest.
@@ -223,7 +262,7 @@ impl<'a> Snapshots<'a> {
 
     /// Brings a snapshot from a registry, without what other snapshots of this store have of it.
     pub fn pull(&self, from: &Reference, progress: &dyn Progress) -> Result<Arrival, Error> {
-        registry::pull(self.store, from, progress)
+        registry::pull(self, from, progress)
     }
 
     /// Asks another machine for the snapshot that was made of what this digest stands for. What it says is worth as much as
@@ -239,7 +278,13 @@ impl<'a> Snapshots<'a> {
 
     /// Brings a snapshot from another machine, without what other snapshots of this store have of it.
     pub fn fetch(&self, digest: &Digest, from: &Peer, progress: &dyn Progress) -> Result<Arrival, Error> {
-        peer::client::fetch(self.store, digest, from, progress)
+        peer::client::fetch(self, digest, from, progress)
+    }
+
+    /// Removes what interrupted arrivals have left, which otherwise waits a week for the next attempt.
+    pub fn give_up_arrivals(&self) -> Result<(), Error> {
+        let removing = StoreLock::exclusive(&self.store.layout)?;
+        arriving::sweep(&self.store.layout, Interrupted::Removed, &removing)
     }
 
     /// Removes a snapshot that nothing uses, with the names that lead to it; returns the bytes that became free.

@@ -5,7 +5,7 @@ use super::artifact::{Artifact, Wanted};
 use super::error::Error;
 use super::leaving::Leaving;
 use super::packed::unpack;
-use super::{Arrival, apart, incoming};
+use super::{Arrival, Snapshots, apart, incoming};
 use crate::blob::digest::Digest;
 use crate::image::reference::Reference;
 use crate::image::registry::artifacts::Repository;
@@ -37,7 +37,12 @@ pub(super) fn push(
     })
 }
 
-pub(super) fn pull(store: &Store, from: &Reference, progress: &dyn Progress) -> Result<Arrival, Error> {
+pub(super) fn pull(
+    snapshots: &Snapshots<'_>,
+    from: &Reference,
+    progress: &dyn Progress,
+) -> Result<Arrival, Error> {
+    let store = snapshots.store;
     let failed = |source| Error::Registry { reference: Box::new(from.clone()), source: Box::new(source) };
     let name = from.familiar();
     apart(|| {
@@ -65,7 +70,7 @@ pub(super) fn pull(store: &Store, from: &Reference, progress: &dyn Progress) -> 
             fetch: &fetch,
             parallel: parallel(store),
         };
-        receive(store, &incoming, progress)
+        receive(snapshots, &incoming, progress)
     })
 }
 

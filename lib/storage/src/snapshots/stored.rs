@@ -124,6 +124,8 @@ pub(super) fn resolve(layout: &Layout, text: &str) -> Result<Digest, Error> {
 
 pub(super) fn list(layout: &Layout) -> Result<Vec<Summary>, Error> {
     let (templates, pins) = (templates(layout)?, pins::list(layout)?);
+    // One that is kept for itself was made of what nobody here knows.
+    let leads = |record: &&TemplateRecord| record.template != record.snapshot;
     let mut found = Vec::new();
     for digest in digests(layout)? {
         // One that is damaged, or just goes, is no reason not to list the others.
@@ -132,7 +134,7 @@ pub(super) fn list(layout: &Layout) -> Result<Vec<Summary>, Error> {
         let made = fs::metadata(files::manifest(&directory)).and_then(|data| data.modified());
         let made = made.unwrap_or(SystemTime::UNIX_EPOCH);
         let is_sealed = verified::record(layout, &digest)?.is_some_and(|record| record.is_sealed());
-        let of_this = templates.iter().filter(|record| record.snapshot == digest);
+        let of_this = templates.iter().filter(leads).filter(|record| record.snapshot == digest);
         found.push(Summary {
             digest,
             manifest,

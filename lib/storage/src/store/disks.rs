@@ -15,6 +15,7 @@ use crate::blob::partial::is_still_named;
 use crate::blob::write_error;
 use crate::image::base::{BaseOptions, LayerSource, Limits, base_key, write_base};
 use crate::progress::{Event, Progress};
+use crate::snapshots::BaseImage;
 
 pub(super) fn base_disk(
     store: &Store,
@@ -32,7 +33,10 @@ pub(super) fn base_disk(
         && let Some(building) = BuildLock::wait(store, &key, progress)?
     {
         lease.hold(&record.blobs().map(|(blob, _)| blob).collect::<Vec<_>>())?;
-        build(image, &layers, &key, &path, progress)?;
+        if let Err(error) = build(image, &layers, &key, &path, progress) {
+            remove_damaged(store, &record);
+            return Err(error);
+        }
         drop(building);
         was_built = true;
     }
@@ -45,6 +49,27 @@ pub(super) fn base_disk(
         cleanup::fit(store);
     }
     Ok(BaseDisk { path, key, size, lease })
+}
+
+/// The disk of this key, if it is there.
+pub(super) fn disk(store: &Store, key: &Digest) -> Result<Option<BaseDisk>, Error> {
+    let lease = Lease::on(&store.layout, &[*key])?;
+    let path = store.layout.disk(key);
+    let size = match fs::metadata(&path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Read { path, source }),
+    };
+    records::touch(&store.layout, key, SystemTime::now())?;
+    Ok(Some(BaseDisk { path, key: *key, size, lease }))
+}
+
+/// An image of whose layers alone this disk is made, if there is one in the store, with the first of its names.
+pub(crate) fn image_of(store: &Store, disk: &Digest) -> Result<Option<BaseImage>, Error> {
+    let images = records::images(&store.layout)?;
+    let Some(image) = images.iter().find(|image| key(store, image, &[]) == *disk) else { return Ok(None) };
+    let names = records::names(&store.layout)?.into_iter().filter(|record| record.image == image.digest);
+    Ok(Some(BaseImage { digest: image.digest, name: names.map(|record| record.name).min() }))
 }
 
 /// Key of the disk of an image's layers with further ones on top.
@@ -80,6 +105,22 @@ fn build(
     };
     let written = write_base(layers, path, &options, &mut report);
     written.map(drop).map_err(|source| Error::Build { image: image.digest, source: Box::new(source) })
+}
+
+/// Blobs that are no longer what they were when they were stored: the next pull brings them again.
+fn remove_damaged(store: &Store, record: &ImageRecord) {
+    for (blob, _) in record.blobs() {
+        match store.blobs.is_whole(&blob) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!(%blob, "a blob was damaged on this machine's disk and is removed");
+                if let Err(error) = store.blobs.remove(&blob) {
+                    tracing::warn!(%blob, %error, "a damaged blob stays");
+                }
+            }
+            Err(error) => tracing::warn!(%blob, %error, "a blob cannot be read"),
+        }
+    }
 }
 
 fn is_there(path: &Path) -> Result<bool, Error> {

@@ -1,7 +1,7 @@
 //! How images get into the store: from a registry or from an archive, complete or not at all.
 //!
 //! ```text
-//! lease on all blobs ─► blobs, each verified and synced ─► image record ─► name record ─► size limit
+//! lease on all blobs ─► blobs, each verified and synced ─► image record ─► disk ─► name record ─► size limit
 //! ```
 
 use std::panic::resume_unwind;
@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::error::Error;
 use super::lock::{Lease, StoreLock};
 use super::records::{self, ImageRecord, LayerRecord, NameRecord};
-use super::{Image, PullPolicy, Store, cleanup, stored};
+use super::{Image, PullPolicy, Store, cleanup, disks, stored};
 use crate::blob::digest::Digest;
 use crate::image::archive::{self, Opened};
 use crate::image::config::{self, ImageConfig};
@@ -67,6 +67,7 @@ fn fetch(store: &Store, reference: &Reference, progress: &dyn Progress) -> Resul
     let arriving = Arriving::new(store, bytes, manifest, progress)?;
     pull.download(&found, &store.blobs).map_err(failed)?;
     let image = arriving.complete(store)?;
+    disks::base_disk(store, &image, &[], progress)?;
     name(store, reference, &image, target)?;
     progress.report(Event::Stored { image: image.digest });
     cleanup::fit(store);
@@ -87,6 +88,7 @@ pub(super) fn import(store: &Store, archive: &Archive, progress: &dyn Progress) 
             opened.copy_blob(&found, blob, &store.blobs, progress).map_err(failed)?;
         }
         let image = arriving.complete(store)?;
+        disks::base_disk(store, &image, &[], progress)?;
         for reference in &found.names {
             name(store, reference, &image, found.target)?;
         }
@@ -97,7 +99,8 @@ pub(super) fn import(store: &Store, archive: &Archive, progress: &dyn Progress) 
     Ok(images)
 }
 
-/// Gives an image a name, taking it from the image that had it before.
+/// Gives an image a name, taking it from the image that had it before: one of which VMs can be made, now that this one has a
+/// disk, too.
 fn name(store: &Store, reference: &Reference, image: &Image, target: Digest) -> Result<(), Error> {
     let record = NameRecord { name: reference.clone(), image: image.digest, target };
     records::write_name(&store.layout, &record, &StoreLock::shared(&store.layout)?)

@@ -126,6 +126,20 @@ fn a_local_or_damaged_snapshot_does_not_leave() {
 }
 
 #[test]
+fn a_layout_whose_index_cannot_be_read_is_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = store(&folder.path().join("ours"));
+    let to = layout(&folder.path().join("layout"), None);
+    let made = commit(&ours, 1);
+    fs::create_dir(&to.path).unwrap();
+    let index = to.path.join("index.json");
+    fs::write(&index, "{\"manifests\": [").unwrap();
+    let refused = ours.snapshots().export(&made.digest, &to, &());
+    assert!(matches!(refused, Err(Error::Read { path, .. }) if path == index));
+    assert_eq!(fs::read_to_string(&index).unwrap(), "{\"manifests\": [");
+}
+
+#[test]
 fn an_interrupted_import_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let (ours, root) = (store(&folder.path().join("ours")), folder.path().join("theirs"));

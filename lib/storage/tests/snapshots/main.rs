@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod archive;
 #[cfg(test)]
+mod bases;
+#[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod fixture;
@@ -10,6 +12,8 @@ mod fixture;
 mod hostile;
 #[cfg(test)]
 mod peers;
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod registry;
 #[cfg(test)]

@@ -170,6 +170,26 @@ fn what_nothing_pins_or_is_not_there_is_not_given_away() {
 }
 
 #[test]
+fn what_a_server_offers_is_given_away_pinned_or_not_and_stays_meanwhile() {
+    let machines = Machines::new();
+    let unpinned = commit(&machines.ours, 2);
+    let digest = unpinned.digest;
+    let credentials = credentials(machines.folder.path(), "authority", "other.example");
+    let may_ask = vec!["node-1.example".parse().unwrap()];
+    let server = Server::offering(Arc::clone(&machines.ours), &credentials, may_ask, vec![unpinned]).unwrap();
+    let listener = machines.runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let mut peer = machines.peer("authority", "node-1.example");
+    (peer.address, peer.name) = (listener.local_addr().unwrap(), "other.example".parse().unwrap());
+    let serving = machines.runtime.spawn(server.serve(listener));
+    let removed = machines.ours.snapshots().remove(&digest);
+    assert!(matches!(removed, Err(Error::InUse { .. })), "{removed:?}");
+    machines.theirs().snapshots().fetch(&digest, &peer, &()).unwrap();
+    serving.abort();
+    machines.runtime.block_on(serving).unwrap_err();
+    machines.ours.snapshots().remove(&digest).unwrap();
+}
+
+#[test]
 fn a_connection_that_is_cut_again_and_again_only_costs_the_chunk_that_it_carried() {
     let machines = Machines::new();
     let theirs = machines.theirs();

@@ -24,6 +24,7 @@ fn an_import_that_does_not_fit_is_refused_with_numbers_before_a_chunk_is_read() 
     let Err(Error::NoRoom { needed, available, .. }) = refused else { panic!("{refused:?}") };
     assert!(needed > 2 << 20 && available <= 1 << 20);
     assert_eq!(theirs.snapshots().list().unwrap().len(), 0);
+    assert!(fs::read_dir(root.join("arriving")).unwrap().next().is_none());
     disk.resize("8m").unwrap();
     let arrival = theirs.snapshots().import(&archive, &()).unwrap();
     assert_same(&made, &arrival.snapshot);

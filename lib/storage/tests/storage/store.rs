@@ -18,6 +18,53 @@ use crate::fixture::{
     Fixture, LARGE, Recorder, app, host_architecture, leftovers, noise, options, reference,
 };
 
+#[test]
+fn an_image_without_a_disk_takes_no_name_from_one_that_has_it() {
+    let local = Local::new();
+    let store = local.store(None);
+    let good = local.image(&store, "app", 10);
+    let layout = local.folder.path().join("app");
+    fs::remove_dir_all(&layout).unwrap();
+    OciImage::new()
+        .platform("linux", &host_architecture())
+        .layer(Layer::from_tar(vec![b'x'; 1024]))
+        .write_layout(&layout, "1")
+        .unwrap();
+    let Ok(Source::Archive(archive)) = format!("oci:{}", layout.display()).parse() else { panic!() };
+    assert!(matches!(store.import(&archive, &()), Err(Error::Build { .. })));
+    assert_eq!(store.resolve("app:1").unwrap().digest, good.digest);
+    // What has no name is prunable.
+    let removed = store.prune(PruneScope::Unnamed).unwrap();
+    assert_eq!((removed.images.len(), local.names(&store)), (1, vec!["app:1".to_owned()]));
+}
+
+#[test]
+fn a_blob_that_was_damaged_on_the_disk_comes_again_with_the_next_import() {
+    let local = Local::new();
+    let store = local.store(None);
+    let image = local.image(&store, "app", LARGE);
+    let Ok(Source::Archive(archive)) = format!("oci:{}", local.folder.path().join("app").display()).parse()
+    else {
+        panic!()
+    };
+    let blobs = fs::read_dir(local.root().join("blobs/sha256")).unwrap().map(|blob| blob.unwrap().path());
+    let layer = blobs.max_by_key(|blob| fs::metadata(blob).unwrap().len()).unwrap();
+    let whole = fs::read(&layer).unwrap();
+    let mut damaged = whole.clone();
+    damaged[LARGE / 2] ^= 1;
+    for broken in [&damaged[..], &whole[..LARGE / 2], &[]] {
+        fs::remove_file(&layer).unwrap();
+        fs::write(&layer, broken).unwrap();
+        if broken.len() == whole.len() {
+            store.base_disk(&image, &[], &()).unwrap_err();
+            assert!(!layer.exists());
+        }
+        store.import(&archive, &()).unwrap();
+        assert_eq!(fs::read(&layer).unwrap(), whole);
+        fs::remove_file(&store.base_disk(&image, &[], &()).unwrap().path).unwrap();
+    }
+}
+
 /// A store without a registry, and images made for it.
 struct Local {
     folder: tempfile::TempDir,
@@ -36,7 +83,7 @@ impl Local {
         Store::open(self.root(), StoreOptions { size_limit, ..options(&[]) }).unwrap()
     }
 
-    /// Imports an image `name:1` of one layer with a file of so many bytes.
+    /// Imports an image `name:1` of one layer with a file of so many bytes, whose disk is gone again.
     fn image(&self, store: &Store, name: &str, size: usize) -> Image {
         let layout = self.folder.path().join(name);
         let layer = Layer::new().file(&format!("of-{name}"), 0o644, &noise(size));
@@ -46,7 +93,9 @@ impl Local {
             .write_layout(&layout, "1")
             .unwrap();
         let Ok(Source::Archive(archive)) = format!("oci:{}", layout.display()).parse() else { panic!() };
-        store.import(&archive, &()).unwrap().remove(0)
+        let image = store.import(&archive, &()).unwrap().remove(0);
+        fs::remove_file(&store.base_disk(&image, &[], &()).unwrap().path).unwrap();
+        image
     }
 
     fn names(&self, store: &Store) -> Vec<String> {
@@ -166,7 +215,8 @@ fn one_of_two_names_is_removed_without_the_image() {
 #[test]
 fn the_least_recently_used_image_goes_when_the_store_is_full() {
     let local = Local::new();
-    let store = local.store(Some(2_500_000));
+    // Two images and the disk of one.
+    let store = local.store(Some(3_700_000));
     drop(local.image(&store, "a", 1_000_000));
     drop(local.image(&store, "b", 1_000_000));
     drop(store.resolve("a:1").unwrap());
@@ -266,11 +316,9 @@ fn a_full_disk_ends_a_build_with_words() {
     app("linux", &host_architecture()).write_layout(&layout, "1").unwrap();
     let store = Store::open(&root, options(&[])).unwrap();
     let Ok(Source::Archive(archive)) = format!("oci:{}", layout.display()).parse() else { panic!() };
-    let image = store.import(&archive, &()).unwrap().remove(0);
-    let error = store.base_disk(&image, &[], &()).unwrap_err();
+    let error = store.import(&archive, &()).unwrap_err();
     let is_full = matches!(&error, Error::Build { source, .. }
         if matches!(**source, imp_storage::image::base::Error::DiskFull { .. }));
     assert!(is_full, "{error:?}");
-    drop(image);
     assert_eq!(leftovers(&root), Vec::<PathBuf>::new());
 }

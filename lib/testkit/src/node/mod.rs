@@ -19,6 +19,7 @@ mod error;
 mod inside;
 mod kvm;
 mod launch;
+pub mod lent;
 mod logs;
 mod network;
 mod plan;

@@ -1,27 +1,34 @@
 //! Packs files of this machine for a VM, by the rule of copies out of one: what has content gets there, sockets and devices
 //! are left out by name.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::{self, Metadata};
 use std::io::{self, Write};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use imp_runtime::made_up;
-use tar::{Builder, Header};
+use tar::{Builder, EntryType, Header};
 
 use super::left_out::LeftOut;
 use super::streams::Top;
 
+/// Files with several names that are remembered; further ones are packed as files of their own.
+const MOST_LINKED: usize = 1 << 18;
+
 pub(super) struct Packer<W: Write> {
     archive: Builder<W>,
     left_out: LeftOut,
+    /// First name of each file that has several, by device and inode.
+    linked: HashMap<(u64, u64), PathBuf>,
 }
 
 impl<W: Write> Packer<W> {
     pub(super) fn new(output: W) -> Self {
         let mut archive = Builder::new(output);
         archive.follow_symlinks(false);
-        Self { archive, left_out: LeftOut::default() }
+        Self { archive, left_out: LeftOut::default(), linked: HashMap::new() }
     }
 
     /// What is below `source`, and the directory itself if its copy is to be like it.
@@ -73,10 +80,41 @@ impl<W: Write> Packer<W> {
             self.left_out.add(name, "a device");
             return Ok(());
         }
+        if kind.is_fifo() {
+            return self.without_content(name, metadata, EntryType::Fifo, None);
+        }
+        if kind.is_file() && metadata.nlink() > 1 {
+            let room = self.linked.len() < MOST_LINKED;
+            match self.linked.entry((metadata.dev(), metadata.ino())) {
+                Entry::Occupied(first) => {
+                    let first = first.get().clone();
+                    return self.without_content(name, metadata, EntryType::Link, Some(&first));
+                }
+                Entry::Vacant(free) if room => drop(free.insert(name.to_owned())),
+                Entry::Vacant(_) => {}
+            }
+        }
         if kind.is_file() && metadata.len() <= made_up::SMALL {
             return self.small_file(path, name, metadata);
         }
         self.archive.append_path_with_name(path, name).map_err(naming(path))
+    }
+
+    fn without_content(
+        &mut self,
+        name: &Path,
+        metadata: &Metadata,
+        kind: EntryType,
+        link: Option<&Path>,
+    ) -> io::Result<()> {
+        let mut header = Header::new_gnu();
+        header.set_metadata(metadata);
+        header.set_entry_type(kind);
+        header.set_size(0);
+        match link {
+            Some(target) => self.archive.append_link(&mut header, name, target),
+            None => self.archive.append_data(&mut header, name, io::empty()),
+        }
     }
 
     fn small_file(&mut self, path: &Path, name: &Path, metadata: &Metadata) -> io::Result<()> {
@@ -133,6 +171,30 @@ mod tests {
         assert_eq!(packer.finish().unwrap(), left_out);
         let names = names_and_content(&bytes);
         assert_eq!(names, [("sub".into(), String::new()), ("sub/file".into(), "content".into())]);
+    }
+
+    #[test]
+    fn pipes_and_further_names_of_a_file_are_in_the_archive_under_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("sub")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("sub/pipe"), rustix::fs::Mode::RUSR).unwrap();
+        for (one, other, size) in [("a", "sub/b", 10), ("c", "sub/d", made_up::SMALL + 1)] {
+            fs::write(path(one), vec![b'x'; size as usize]).unwrap();
+            fs::hard_link(path(one), path(other)).unwrap();
+        }
+        let mut bytes = Vec::new();
+        let mut packer = Packer::new(&mut bytes);
+        packer.directory(folder.path(), Top::AsItIs).unwrap();
+        packer.finish().unwrap();
+        let mut kinds = Vec::new();
+        for entry in tar::Archive::new(&bytes[..]).entries().unwrap() {
+            let entry = entry.unwrap();
+            kinds.push((entry.path().unwrap().display().to_string(), entry.header().entry_type()));
+        }
+        let of = |wanted: EntryType| kinds.iter().filter(|(_, kind)| *kind == wanted).count();
+        assert!(kinds.contains(&("sub/pipe".into(), EntryType::Fifo)), "{kinds:?}");
+        assert_eq!((of(EntryType::Regular), of(EntryType::Link)), (2, 2), "{kinds:?}");
     }
 
     #[test]

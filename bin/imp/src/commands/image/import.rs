@@ -30,7 +30,6 @@ impl Import {
                 return Err(anyhow!("{archive:?} is no archive: {hint}").into());
             };
             for image in store.import(&archive, &display)? {
-                store.base_disk(&image, &[], &display)?;
                 output::print(&format!("{}\n", image.digest))?;
             }
         }

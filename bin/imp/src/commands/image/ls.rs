@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use clap::Args;
+use imp_runtime::Digest;
 use imp_storage::store::ImageSummary;
 use serde::Serialize;
 
@@ -23,7 +24,7 @@ pub(crate) struct Ls {
 #[derive(Debug, Serialize)]
 pub(super) struct Shown {
     names: Vec<String>,
-    digest: String,
+    digest: Digest,
     platform: String,
     created: Option<String>,
     stored: String,
@@ -41,7 +42,7 @@ impl Shown {
     fn new(image: ImageSummary, now: SystemTime) -> Self {
         Self {
             names: image.names.iter().map(|name| name.familiar()).collect(),
-            digest: image.digest.to_string(),
+            digest: image.digest,
             platform: image.platform.to_string(),
             created: image.created,
             stored: show_time(image.stored),
@@ -52,10 +53,6 @@ impl Shown {
             age: show_age(image.stored, now),
         }
     }
-
-    fn short(&self) -> String {
-        self.digest.trim_start_matches("sha256:").chars().take(12).collect()
-    }
 }
 
 impl Row for Shown {
@@ -64,15 +61,15 @@ impl Row for Shown {
     fn cells(&self) -> Vec<String> {
         let names = if self.names.is_empty() { "<none>".to_owned() } else { self.names.join(", ") };
         let disk = if self.disk_size == 0 { "-".to_owned() } else { show_bytes(self.disk_size) };
-        vec![names, self.short(), self.platform.clone(), self.age.clone(), show_bytes(self.size), disk]
+        vec![names, self.digest.short(), self.platform.clone(), self.age.clone(), show_bytes(self.size), disk]
     }
 
     fn id(&self) -> String {
-        self.digest.clone()
+        self.digest.to_string()
     }
 
     fn name(&self) -> String {
-        self.names.first().unwrap_or(&self.digest).clone()
+        self.names.first().cloned().unwrap_or_else(|| self.id())
     }
 }
 

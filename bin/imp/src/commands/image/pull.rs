@@ -9,7 +9,7 @@ use super::source;
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output;
-use crate::progress::{Detail, Display};
+use crate::progress::Detail;
 
 /// Take images from a registry, and build their disks
 #[derive(Debug, Args)]
@@ -30,7 +30,6 @@ impl Pull {
             let reference: Reference = name.parse()?;
             let image =
                 source::pull(&store, &reference, PullPolicy::Always, detail).with_context(|| name.clone())?;
-            store.base_disk(&image, &[], &Display::new(detail)).with_context(|| name.clone())?;
             output::print(&format!("{}\n", image.digest))?;
         }
         Ok(0)

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use imp_embedded::report::Pool;
+use imp_runtime::Digest;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -23,18 +24,18 @@ struct Shown {
     /// As it was asked for.
     template: String,
     /// Of the snapshot.
-    digest: String,
+    digest: Digest,
     size: u32,
     /// VMs that wait.
     ready: u32,
-    /// Why the last VM could not be prepared.
+    /// Why the last VM could not be prepared, or ended while it waited.
     failed: Option<String>,
 }
 
 impl From<Pool> for Shown {
     fn from(pool: Pool) -> Self {
         let Pool { name, template, snapshot, size, ready, failed } = pool;
-        Self { name, template, digest: snapshot.to_string(), size, ready, failed }
+        Self { name, template, digest: snapshot, size, ready, failed }
     }
 }
 
@@ -45,7 +46,7 @@ impl Row for Shown {
         vec![
             self.name.clone(),
             self.template.clone(),
-            self.digest.trim_start_matches("sha256:").chars().take(12).collect(),
+            self.digest.short(),
             format!("{} of {}", self.ready, self.size),
             self.failed.clone().unwrap_or_default(),
         ]

@@ -9,12 +9,14 @@ use imp_embedded::Owner;
 use imp_embedded::client::Running;
 use imp_runtime::spec::{Child, Identity, WhenStopped};
 use imp_runtime::status::VmStatus;
+use tokio::signal::unix::SignalKind;
 
 use super::verdict::{Measured, Report};
 use crate::commands::run::names;
 use crate::context::Context;
 use crate::exit::Outcome;
 use crate::output;
+use crate::session::{Interrupts, exit_status};
 use crate::value::show_bytes;
 
 /// Label of VMs that are there to be measured.
@@ -45,24 +47,34 @@ enum Form {
     Json,
 }
 
+/// What came of the measuring.
+enum Came {
+    Measured(Vec<Measured>),
+    Interrupted(SignalKind),
+}
+
 impl Cow {
     pub(super) fn run(self, context: &Context) -> Outcome {
-        let measured = context.block_on(async {
-            let owner = context.owner().await?;
-            let template = self.template(&owner).await?;
+        let came = context.block_on(async {
+            // Before this, a signal ends the command: there is nothing yet that it would leave.
+            let mut interrupts = Interrupts::catch()?;
+            let found = async {
+                let owner = context.owner().await?;
+                let template = self.template(&owner).await?;
+                anyhow::Ok((owner, template))
+            };
+            let (owner, template) = tokio::select! {
+                found = found => found?,
+                kind = interrupts.next() => return Ok(Came::Interrupted(kind)),
+            };
             let mut vms = Vec::new();
-            let measured = self.measure(&owner, &template, &mut vms).await;
-            for vm in &vms {
-                if let Err(error) = owner.remove(vm.id.as_str(), Running::EndFirst).await
-                    && !error.is_unknown_vm()
-                {
-                    output::warn(&format!("{error:#}; `imp rm -f {}` removes it", vm.name));
-                }
-            }
-            measured
+            let came = self.measure(&owner, &template, &mut vms, &mut interrupts).await;
+            remove(&owner, &vms, &mut interrupts).await;
+            came
         });
-        let report = match measured.and_then(|measured| measured) {
-            Ok(measured) => Report::of(&measured),
+        let report = match came.and_then(|came| came) {
+            Ok(Came::Measured(measured)) => Report::of(&measured),
+            Ok(Came::Interrupted(kind)) => return Ok(exit_status(kind)),
             Err(error) => Report::limited(format!("{error:#}")),
         };
         output::print(&match self.output {
@@ -87,17 +99,27 @@ impl Cow {
         owner: &Owner,
         template: &str,
         vms: &mut Vec<VmStatus>,
-    ) -> anyhow::Result<Vec<Measured>> {
+        interrupts: &mut Interrupts,
+    ) -> anyhow::Result<Came> {
         for _ in 0..self.number {
             let child = Child {
                 labels: [(LABEL.to_owned(), "cow".to_owned())].into(),
                 when_stopped: WhenStopped::Remove,
                 ..Child::named(names::made_up()?.parse()?)
             };
-            vms.push(owner.restore(template, &child, &Identity::default()).await?);
+            // What was made must be known, to be removed.
+            let identity = Identity::default();
+            let (vm, interrupted) = interrupts.after(owner.restore(template, &child, &identity)).await;
+            vms.push(vm?);
+            if let Some(kind) = interrupted {
+                return Ok(Came::Interrupted(kind));
+            }
         }
         // All of them live now: what they share is shared by all.
-        let usages = owner.usage(vms.iter().map(|vm| vm.id.to_string()).collect()).await?;
+        let usages = tokio::select! {
+            usages = owner.usage(vms.iter().map(|vm| vm.id.to_string()).collect()) => usages?,
+            kind = interrupts.next() => return Ok(Came::Interrupted(kind)),
+        };
         let mut measured = Vec::new();
         for vm in vms.iter() {
             let Some(usage) = usages.iter().find(|usage| usage.id == vm.id.as_str()) else {
@@ -109,7 +131,26 @@ impl Cow {
                 group: group(vm),
             });
         }
-        Ok(measured)
+        Ok(Came::Measured(measured))
+    }
+}
+
+/// A signal that comes meanwhile does not wait for that.
+async fn remove(owner: &Owner, vms: &[VmStatus], interrupts: &mut Interrupts) {
+    for (number, vm) in vms.iter().enumerate() {
+        tokio::select! {
+            removed = owner.remove(vm.id.as_str(), Running::EndFirst) => match removed {
+                Err(error) if !error.is_unknown_vm() => {
+                    output::warn(&format!("{error:#}; `imp rm -f {}` removes it", vm.name));
+                }
+                Ok(_) | Err(_) => {}
+            },
+            _ = interrupts.next() => {
+                let left: Vec<&str> = vms.iter().skip(number).map(|vm| vm.name.as_str()).collect();
+                output::warn(&format!("VMs are left; `imp rm -f {}` removes them", left.join(" ")));
+                return;
+            }
+        }
     }
 }
 

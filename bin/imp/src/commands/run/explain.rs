@@ -30,25 +30,11 @@ pub(crate) fn explain(status: &VmStatus) {
 
 /// The lines of the console that explain the failure.
 fn telling<'a>(failure: &Failure, console: &'a [String]) -> Vec<&'a str> {
-    match failure {
-        Failure::Spawn { .. }
-        | Failure::EndedInBoot { .. }
-        | Failure::EndedDormant { .. }
-        | Failure::NoAnswer { .. }
-        | Failure::EndedWhileRunning { .. }
-        | Failure::ChannelLost { .. } => {
-            let noise = |line: &&str| NOISE.iter().any(|noise| line.contains(noise));
-            console.iter().map(String::as_str).filter(|line| !noise(line)).collect()
-        }
-        // The machine worked, or nobody saw what it did: the failure says all there is.
-        Failure::NeverStarted { .. }
-        | Failure::Init { .. }
-        | Failure::NoSleep
-        | Failure::Setup { .. }
-        | Failure::MainLost
-        | Failure::OwnerGone
-        | Failure::GoneUnseen => Vec::new(),
+    if !failure.is_on_console() {
+        return Vec::new();
     }
+    let noise = |line: &&str| NOISE.iter().any(|noise| line.contains(noise));
+    console.iter().map(String::as_str).filter(|line| !noise(line)).collect()
 }
 
 #[cfg(test)]

@@ -13,15 +13,17 @@ use crate::terminal::DetachKeys;
 use crate::value;
 
 mod machine;
+mod refused;
 mod variables;
 pub(crate) use machine::{Machine, Network, Pull};
+pub(crate) use refused::explain;
 pub(crate) use variables::{Secrets, Variables};
 
 /// What a machine has already that is made of a snapshot.
-const NOT_OF_A_SNAPSHOT: [&str; 6] =
-    ["image_and_command", "Machine", "volumes", "mounts", "tty", "stop_timeout"];
+const NOT_OF_A_SNAPSHOT: [&str; 7] =
+    ["image_and_command", "Machine", "balloon", "volumes", "mounts", "tty", "stop_timeout"];
 /// What a VM was given when its pool prepared it.
-const NOT_OF_A_POOL: [&str; 8] = ["name", "labels", "publish", "rm", "egress", "allow", "deny", "ipv6"];
+const NOT_OF_A_POOL: [&str; 4] = ["egress", "allow", "deny", "ipv6"];
 
 /// Create a VM from an image and run a program in it
 ///
@@ -66,7 +68,7 @@ pub(crate) struct Run {
     /// Remove the VM with its disk and logs when the program has ended
     #[arg(long)]
     pub(crate) rm: bool,
-    /// Name of the VM: 1 to 63 letters, digits, '_', '.' or '-' [default: made up]
+    /// Name of the VM: 1 to 63 letters, digits, '_', '.' or '-' [default: made up; with --pool the pool's]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Host name of the guest [default: the VM's name]
@@ -83,6 +85,9 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     pub(crate) machine: Machine,
+    /// Give the machine a balloon: `imp update --memory` then takes memory of the running guest back, and returns it
+    #[arg(long)]
+    pub(crate) balloon: bool,
     /// Time between the stop signal and the end of the machine, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = value::duration)]
     pub(crate) stop_timeout: Duration,

@@ -1,11 +1,10 @@
 //! `imp run --template` and `--pool`: a VM whose program runs already.
 
-use std::pin::pin;
 use std::time::Instant;
 
 use imp_embedded::Owner;
 use imp_embedded::client::Error;
-use imp_runtime::spec::{Child, Identity, WhenStopped};
+use imp_runtime::spec::{Child, Claim, Identity, WhenStopped};
 use imp_runtime::status::VmStatus;
 
 use super::timings::Timings;
@@ -19,6 +18,12 @@ use crate::session::{Interrupts, Written, exit_status};
 pub(super) enum Origin {
     Template(String),
     Pool(String),
+}
+
+/// What the VM is to be like.
+enum Wanted {
+    Made(Child),
+    Claimed(Claim),
 }
 
 impl Origin {
@@ -35,7 +40,7 @@ impl Run {
         origin: Origin,
         mut timings: Timings,
     ) -> anyhow::Result<u8> {
-        let (child, identity) = (self.child()?, self.identity()?);
+        let (wanted, identity) = (self.wanted(&origin)?, self.identity()?);
         let mut interrupts = Interrupts::catch()?;
         let owner = tokio::select! {
             owner = context.owner() => owner?,
@@ -43,17 +48,9 @@ impl Run {
         };
         timings.stage("owner found");
         let start = Instant::now();
-        let (vm, interrupted) = {
-            // Not called off half way: what was made must be known, to be removed.
-            let mut made = pin!(make(&owner, &origin, &child, &identity));
-            let mut interrupted = None;
-            loop {
-                tokio::select! {
-                    vm = &mut made => break (vm?, interrupted),
-                    kind = interrupts.next() => interrupted = Some(kind),
-                }
-            }
-        };
+        // What was made must be known, to be removed.
+        let (vm, interrupted) = interrupts.after(make(&owner, &origin, &wanted, &identity)).await;
+        let vm = vm?;
         if let Some(kind) = interrupted {
             return cancel(&owner, &vm, kind, &mut interrupts).await;
         }
@@ -72,18 +69,32 @@ impl Run {
         self.foreground(context, owner, &vm, attached, &mut interrupts, &mut written).await
     }
 
-    fn child(&self) -> anyhow::Result<Child> {
-        let name = match &self.name {
-            Some(name) => name.clone(),
-            None => names::made_up()?,
-        };
-        Ok(Child {
-            hostname: self.hostname.as_deref().map(str::parse).transpose()?,
-            labels: spec::labels(&Default::default(), &self.labels)?,
-            ports: self.publish.iter().map(|port| port.0).collect(),
-            bridge: spec::bridge(self),
-            when_stopped: if self.rm { WhenStopped::Remove } else { WhenStopped::Keep },
-            ..Child::named(name.parse()?)
+    fn wanted(&self, origin: &Origin) -> anyhow::Result<Wanted> {
+        let labels = spec::labels(&Default::default(), &self.labels)?;
+        let ports = self.publish.iter().map(|port| port.0).collect();
+        let when_stopped = if self.rm { WhenStopped::Remove } else { WhenStopped::Keep };
+        Ok(match origin {
+            Origin::Template(_) => {
+                let name = match &self.name {
+                    Some(name) => name.clone(),
+                    None => names::made_up()?,
+                };
+                Wanted::Made(Child {
+                    hostname: self.hostname.as_deref().map(str::parse).transpose()?,
+                    labels,
+                    ports,
+                    bridge: spec::bridge(self),
+                    when_stopped,
+                    ..Child::named(name.parse()?)
+                })
+            }
+            // Without a name of its own it stays under the one that the pool gave it.
+            Origin::Pool(_) => Wanted::Claimed(Claim {
+                name: self.name.as_deref().map(str::parse).transpose()?,
+                labels,
+                ports,
+                when_stopped: Some(when_stopped),
+            }),
         })
     }
 
@@ -96,9 +107,15 @@ impl Run {
     }
 }
 
-async fn make(owner: &Owner, origin: &Origin, child: &Child, identity: &Identity) -> Result<VmStatus, Error> {
-    match origin {
-        Origin::Template(template) => owner.restore(template, child, identity).await,
-        Origin::Pool(pool) => Ok(owner.claim(pool, identity).await?.vm),
+async fn make(
+    owner: &Owner,
+    origin: &Origin,
+    wanted: &Wanted,
+    identity: &Identity,
+) -> Result<VmStatus, Error> {
+    let (Origin::Template(from) | Origin::Pool(from)) = origin;
+    match wanted {
+        Wanted::Made(child) => owner.restore(from, child, identity).await,
+        Wanted::Claimed(claim) => Ok(owner.claim(from, claim, identity).await?.vm),
     }
 }

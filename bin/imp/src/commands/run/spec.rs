@@ -8,9 +8,9 @@ use std::path::Path;
 
 use imp_protocol::signal;
 use imp_runtime::spec::{
-    Arguments, BaseDisk, BridgeWishes, Bytes, CopiedMount, Cpus, DiskSize, Egress, Environment, HostName,
-    IpVersions, KernelChoice, Limits, MainProcess, Memory, NetworkMode, NotASize, Otherwise, Stdin, Terminal,
-    VmName, VmSpec, WhenStopped,
+    Arguments, Balloon, BaseDisk, BridgeWishes, Bytes, CopiedMount, Cpus, DiskSize, Egress, Environment,
+    HostName, IpVersions, KernelChoice, Limits, MainProcess, Memory, NetworkMode, NotASize, Otherwise, Stdin,
+    Terminal, VmName, VmSpec, WhenStopped,
 };
 use imp_storage::image::config::ImageConfig;
 
@@ -96,6 +96,7 @@ pub(crate) fn spec(run: &Run, image: &ImageConfig, world: World<'_>) -> Result<V
         limits: limits(machine, cpu_millis),
         stop_grace: run.stop_timeout,
         kernel: kernel(machine, defaults),
+        balloon: if run.balloon { Balloon::With } else { Balloon::Without },
         when_stopped: if run.rm { WhenStopped::Remove } else { WhenStopped::Keep },
     })
 }
@@ -211,7 +212,8 @@ fn environment(
     host: &dyn Fn(&OsStr) -> Option<OsString>,
 ) -> Result<Environment, Error> {
     let mut variables: Vec<Vec<u8>> = vec![DEFAULT_PATH.into(), format!("HOSTNAME={hostname}").into_bytes()];
-    for variable in &image.env {
+    // An image may hold anything there: what is no variable is nobody's.
+    for variable in image.env.iter().filter(|variable| Environment::new([variable.as_str()]).is_ok()) {
         replace(&mut variables, variable.clone().into_bytes());
     }
     for variable in files.iter().chain(flags) {

@@ -217,10 +217,10 @@ fn limits_of_zero_and_minus_one_are_none() {
     let limits = spec_of("{}", &line).limits;
     assert_eq!(limits, imp_runtime::spec::Limits::default());
     let line =
-        ["--pids-limit", "5", "--disk-bps", "1m", "--disk-iops", "7", "--ulimit", "nofile=9", "i", "x"];
+        ["--pids-limit", "5", "--disk-bps", "1m", "--disk-iops", "70", "--ulimit", "nofile=9", "i", "x"];
     let spec = spec_of("{}", &line);
     assert_eq!((spec.limits.processes, spec.limits.disk_bytes_per_second), (Some(5), Some(1 << 20)));
-    assert_eq!((spec.limits.disk_requests_per_second, spec.main.open_files), (Some(7), Some(9)));
+    assert_eq!((spec.limits.disk_requests_per_second, spec.main.open_files), (Some(70), Some(9)));
     let limits = spec_of("{}", &["--network-bps", "2k", "--network-pps", "8", "i", "x"]).limits;
     assert_eq!((limits.network_bytes_per_second, limits.network_packets_per_second), (Some(2048), Some(8)));
 }

@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use anyhow::bail;
 use clap::Args;
 
 use super::ls::Shown;
@@ -21,24 +20,15 @@ pub(crate) struct Inspect {
 impl Inspect {
     pub(super) fn run(self, context: &Context) -> Outcome {
         let now = SystemTime::now();
-        let known = context.block_on(async { anyhow::Ok(context.owner().await?.templates().await?) })??;
-        let known: Vec<Shown> = known.into_iter().map(|template| Shown::new(template, now)).collect();
-        let found: Vec<&Shown> =
-            self.templates.iter().map(|text| one(&known, text)).collect::<Result<_, _>>()?;
+        let found = context.block_on(async {
+            let owner = context.owner().await?;
+            let mut found = Vec::new();
+            for template in &self.templates {
+                found.push(Shown::new(owner.template(template).await?, now));
+            }
+            anyhow::Ok(found)
+        })??;
         output::print(&output::json(&found))?;
         Ok(0)
-    }
-}
-
-/// Names win over digests.
-fn one<'a>(known: &'a [Shown], text: &str) -> anyhow::Result<&'a Shown> {
-    if let Some(named) = known.iter().find(|template| template.has_name(text)) {
-        return Ok(named);
-    }
-    let mut fitting = known.iter().filter(|template| template.is(text));
-    match (fitting.next(), fitting.next()) {
-        (Some(one), None) => Ok(one),
-        (Some(_), Some(_)) => bail!("{text:?} fits more than one template; type more of the digest"),
-        (None, _) => bail!("there is no template {text:?}; `imp template ls` lists all"),
     }
 }

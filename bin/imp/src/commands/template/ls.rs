@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use imp_embedded::report::Template;
+use imp_runtime::Digest;
 use serde::Serialize;
 
 use crate::context::Context;
@@ -24,9 +25,9 @@ pub(crate) struct Ls {
 pub(super) struct Shown {
     names: Vec<String>,
     /// Of the snapshot.
-    digest: String,
+    digest: Digest,
     /// Of all that it was made of; absent: a newer one has been made of the same.
-    made_of: Option<String>,
+    made_of: Option<Digest>,
     image: String,
     command: String,
     vmm: String,
@@ -47,8 +48,8 @@ impl Shown {
     pub(super) fn new(template: Template, now: SystemTime) -> Self {
         Self {
             names: template.names,
-            digest: template.snapshot.to_string(),
-            made_of: template.template.map(|digest| digest.to_string()),
+            digest: template.snapshot,
+            made_of: template.template,
             image: template.image,
             command: template.command,
             vmm: template.vmm,
@@ -62,21 +63,6 @@ impl Shown {
             age: show_age(template.made, now),
         }
     }
-
-    fn short(&self) -> String {
-        self.digest.trim_start_matches("sha256:").chars().take(12).collect()
-    }
-
-    /// Whether a name or the beginning of its digest means it.
-    pub(super) fn is(&self, text: &str) -> bool {
-        self.names.iter().any(|name| name == text)
-            || (text.len() >= 4
-                && self.digest.trim_start_matches("sha256:").starts_with(text.trim_start_matches("sha256:")))
-    }
-
-    pub(super) fn has_name(&self, text: &str) -> bool {
-        self.names.iter().any(|name| name == text)
-    }
 }
 
 impl Row for Shown {
@@ -87,7 +73,7 @@ impl Row for Shown {
         let names = if self.names.is_empty() { "<none>".to_owned() } else { self.names.join(", ") };
         vec![
             names,
-            self.short(),
+            self.digest.short(),
             self.image.clone(),
             show_bytes(self.memory_bytes),
             self.vmm.clone(),
@@ -98,11 +84,11 @@ impl Row for Shown {
     }
 
     fn id(&self) -> String {
-        self.digest.clone()
+        self.digest.to_string()
     }
 
     fn name(&self) -> String {
-        self.names.first().unwrap_or(&self.digest).clone()
+        self.names.first().cloned().unwrap_or_else(|| self.id())
     }
 }
 

@@ -10,6 +10,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -20,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// How long a new process may take to listen.
 const LISTENS: Duration = Duration::from_secs(20);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-const LONGEST_LOOK: Duration = Duration::from_millis(16);
+const LONGEST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_ANSWER: usize = 64 << 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +50,12 @@ pub(crate) enum Error {
     },
     #[error("{call} was refused: {fault}")]
     Refused { call: Call, fault: String },
+    #[error("the answer to {call} is not what Firecracker's API says")]
+    Unreadable {
+        call: Call,
+        #[source]
+        source: serde_json::Error,
+    },
 }
 
 /// What was asked for, for people.
@@ -60,6 +67,7 @@ pub(crate) struct Call {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
+    Get,
     Put,
     Patch,
 }
@@ -67,6 +75,7 @@ pub(crate) enum Method {
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let method = match self.method {
+            Method::Get => "GET",
             Method::Put => "PUT",
             Method::Patch => "PATCH",
         };
@@ -131,18 +140,30 @@ impl Session {
 
     pub(crate) async fn make(&mut self, request: Request) -> Result<(), Error> {
         let Request { call, body } = request;
-        match timeout(ANSWER, self.exchange(&call, &body)).await {
+        self.answered(&call, body.to_string()).await.map(drop)
+    }
+
+    /// What Firecracker says of itself there.
+    pub(crate) async fn ask<T: DeserializeOwned>(&mut self, path: impl Into<String>) -> Result<T, Error> {
+        let call = Call { method: Method::Get, path: path.into() };
+        let answer = self.answered(&call, String::new()).await?;
+        serde_json::from_slice(&answer).map_err(|source| Error::Unreadable { call, source })
+    }
+
+    async fn answered(&mut self, call: &Call, body: String) -> Result<Bytes, Error> {
+        match timeout(ANSWER, self.exchange(call, body)).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Late { call }),
+            Err(_) => Err(Error::Late { call: call.clone() }),
         }
     }
 
-    async fn exchange(&mut self, call: &Call, body: &Value) -> Result<(), Error> {
+    async fn exchange(&mut self, call: &Call, body: String) -> Result<Bytes, Error> {
         let method = match call.method {
+            Method::Get => http::Method::GET,
             Method::Put => http::Method::PUT,
             Method::Patch => http::Method::PATCH,
         };
-        let mut request = http::Request::new(Full::new(Bytes::from(body.to_string())));
+        let mut request = http::Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = method;
         // Paths are made of names of ours.
         *request.uri_mut() = call.path.parse().unwrap_or_default();
@@ -156,7 +177,7 @@ impl Session {
         let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
         let body = body.map_err(|source| Error::Answer { call: call.clone(), source })?.to_bytes();
         if status.is_success() {
-            return Ok(());
+            return Ok(body);
         }
         Err(Error::Refused { call: call.clone(), fault: fault(status, &body) })
     }
@@ -227,6 +248,22 @@ mod tests {
         );
         assert!(
             asked.contains("patch /vm http/1.1\r\n") && asked.ends_with("{\"state\":\"paused\"}"),
+            "{asked}"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_firecracker_says_is_read_and_nonsense_is_an_error() {
+        let state = "HTTP/1.1 200 \r\nContent-Length: 23\r\n\r\n{\"state\":\"Not started\"}";
+        let (_directory, path, asked) = server(vec![state, DONE]);
+        let mut session = Session::open(&path).await.unwrap();
+        let said: Value = session.ask("/").await.unwrap();
+        assert_eq!(said, json!({"state": "Not started"}));
+        let error = session.ask::<Value>("/balloon").await.unwrap_err();
+        assert!(error.to_string().contains("GET /balloon"), "{error}");
+        let asked = asked.lock().unwrap().to_lowercase();
+        assert!(
+            asked.starts_with("get / http/1.1\r\n") && asked.contains("get /balloon http/1.1"),
             "{asked}"
         );
     }

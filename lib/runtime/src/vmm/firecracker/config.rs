@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::api::Request;
 use super::room;
 use super::version::Clock;
+use crate::spec::Balloon;
 use crate::vmm::snapshot::SnapshotKind;
 use crate::vmm::{
     Access, Attachment, BootConfig, Changes, Drive, DriveLimit, Error, NetworkDevice, NetworkLimit, Origin,
@@ -17,13 +18,16 @@ const GUEST_CID: u32 = 3;
 /// Name of the one network device.
 const NETWORK: &str = "net0";
 
+const BALLOON: &str = "/balloon";
+/// How large the balloon is, and is to be.
+pub(super) const BALLOON_STATISTICS: &str = "/balloon/statistics";
 /// Makes a snapshot: state and memory.
 pub(super) const LOAD: &str = "/snapshot/load";
 
 /// The calls, in order; after the last one the guest runs, or is loaded and paused.
 pub(super) fn begin(config: &BootConfig, clock: Clock) -> Result<Vec<Request>, Error> {
     match &config.origin {
-        Origin::Boot => boot(config),
+        Origin::Boot(_) => boot(config),
         Origin::Snapshot(_) => {
             let mut calls = vec![load(config, clock)?];
             calls.extend(limits(config));
@@ -75,14 +79,15 @@ fn unlimited() -> Value {
 
 /// Writes a snapshot of a paused machine.
 pub(super) fn snapshot(kind: SnapshotKind) -> Request {
-    let kind = match kind {
-        SnapshotKind::Full => "Full",
-        SnapshotKind::Changes => "Diff",
+    // Changes are written over those that are in the file.
+    let (kind, memory) = match kind {
+        SnapshotKind::Full => ("Full", room::NEW_MEMORY),
+        SnapshotKind::Changes => ("Diff", room::CHANGES),
     };
     Request::put(
         "/snapshot/create",
         json!({
-            "snapshot_type": kind, "snapshot_path": room::NEW_STATE, "mem_file_path": room::NEW_MEMORY,
+            "snapshot_type": kind, "snapshot_path": room::NEW_STATE, "mem_file_path": memory,
         }),
     )
 }
@@ -120,6 +125,9 @@ fn boot(boot: &BootConfig) -> Result<Vec<Request>, Error> {
     if let Some(network) = &boot.network {
         calls.push(network_device(network)?);
     }
+    if boot.balloon == Balloon::With {
+        calls.push(balloon());
+    }
     calls.push(Request::put("/vsock", json!({"guest_cid": GUEST_CID, "uds_path": room::VSOCK})));
     calls.push(Request::put("/entropy", json!({})));
     calls.push(Request::put("/actions", json!({"action_type": "InstanceStart"})));
@@ -141,6 +149,24 @@ fn command_line(boot: &BootConfig) -> String {
     // A guest that switches its power off halts for ever: nothing takes note of it.
     line.push_str(&format!(" imp.channel=vsock:{CHANNEL_PORT} imp.end=restart"));
     line
+}
+
+/// Empty. A guest that is short of memory takes what it has given back before it kills a process: docs/ballooning.md of
+/// Firecracker.
+fn balloon() -> Request {
+    let body = json!({
+        "amount_mib": 0,
+        "deflate_on_oom": true,
+        // Without statistics nobody is told what the guest has given, which is known at any time. The rest of them the guest
+        // has to be asked for, and its agent says more: as rarely as it can be.
+        "stats_polling_interval_s": u8::MAX,
+    });
+    Request::put(BALLOON, body)
+}
+
+/// Wants this much of the guest's memory.
+pub(super) fn inflate(mib: u64) -> Request {
+    Request::patch(BALLOON, json!({"amount_mib": mib}))
 }
 
 fn drive(drive: &Drive, limiter: Option<Value>) -> Request {
@@ -201,18 +227,18 @@ mod tests {
 
     use super::*;
     use crate::spec::{Cpus, Memory};
+    use crate::vmm::Image;
     use crate::vmm::snapshot::SnapshotFiles;
 
     fn config() -> BootConfig {
         BootConfig {
+            balloon: Balloon::Without,
             id: "00ff00ff00ff00ff".into(),
             user: None,
-            origin: Origin::Boot,
+            origin: Origin::Boot(Image { kernel: "/k/vmlinux".into(), initramfs: "/i".into() }),
             changes: Changes::NotNoted,
             cpus: Cpus::new(2).unwrap(),
             memory: Memory::from_bytes(256 << 20).unwrap(),
-            kernel: "/k/vmlinux".into(),
-            initramfs: "/i".into(),
             command_line: "imp.base=/dev/vda".into(),
             drives: vec![
                 Drive { id: "base", path: "/d/base".into(), access: Access::ReadOnly },
@@ -251,6 +277,15 @@ mod tests {
             body(&calls, "/machine-config"),
             &json!({"vcpu_count": 2, "mem_size_mib": 256, "smt": false, "track_dirty_pages": false})
         );
+    }
+
+    #[test]
+    fn a_balloon_is_empty_and_lets_go_of_memory_that_its_guest_needs() {
+        assert!(boot(&config()).unwrap().iter().all(|request| request.call.path != "/balloon"));
+        let calls = boot(&BootConfig { balloon: Balloon::With, ..config() }).unwrap();
+        let balloon = json!({"amount_mib": 0, "deflate_on_oom": true, "stats_polling_interval_s": 255});
+        assert_eq!(body(&calls, "/balloon"), &balloon);
+        assert_eq!(inflate(64), Request::patch("/balloon", json!({"amount_mib": 64})));
     }
 
     #[test]

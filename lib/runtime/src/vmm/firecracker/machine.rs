@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use imp_protocol::lane;
 use imp_sys::spawn::{Program, spawn_detached};
+use serde::Deserialize;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
@@ -19,18 +20,20 @@ use super::api::{self, Request, Session};
 use super::channel::{self, Knock};
 use super::config::{self, CHANNEL_PORT};
 use super::jail::{self, Streams};
-use super::mark;
 use super::room::{self, Room};
 use super::version::Clock;
+use super::{MIB, mark};
 use crate::console::{Recorder, Sign};
 use crate::layout::VmLayout;
 use crate::process::Process;
-use crate::status::VmmEnd;
+use crate::status::{BalloonFacts, VmmEnd};
 use crate::vmm::snapshot::{SnapshotFiles, SnapshotKind};
-use crate::vmm::{BootConfig, Error, Machine, Origin, inside, namespace};
+use crate::vmm::{BootConfig, Error, Machine, NotLoaded, Origin, inside, namespace};
 
 /// What the last words of a process and its guest may take to be written down once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
+/// One that does not has stopped, or a guest that keeps its processor busy.
+const SAYS_ITS_STATE: Duration = Duration::from_secs(10);
 /// A call does without the lane of a guest that takes longer.
 const LANE_ANSWERS: Duration = Duration::from_secs(1);
 /// By then the kernel of a guest that runs has answered, whatever its programs do.
@@ -110,7 +113,7 @@ pub(super) async fn begin(
 ) -> Result<Box<dyn Machine>, Error> {
     let room = Room::of_running(vm)?;
     let knock = match boot.origin {
-        Origin::Boot => Some(listen(&room)?),
+        Origin::Boot(_) => Some(listen(&room)?),
         Origin::Snapshot(_) => None,
     };
     let machine = FirecrackerMachine::hold(vm, process, knock)?;
@@ -118,7 +121,9 @@ pub(super) async fn begin(
     let mut api = Session::open_new(&room.api(), &machine.process, &log).await.map_err(Error::Api)?;
     for request in config::begin(boot, clock)? {
         api.make(request).await.map_err(|error| match error {
-            api::Error::Refused { call, fault } if call.path == config::LOAD => Error::NotLoaded { fault },
+            api::Error::Refused { call, fault } if call.path == config::LOAD => {
+                Error::NotLoaded(NotLoaded::Refused { said: fault })
+            }
             error => Error::Api(error),
         })?;
     }
@@ -135,9 +140,42 @@ fn listen(room: &Room) -> Result<Knock, Error> {
     Ok(knock)
 }
 
-/// Takes over a machine whose guest has been reached before.
-pub(super) fn adopt(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
-    Ok(Box::new(FirecrackerMachine::hold(vm, process, None)?))
+/// Takes over a machine that another owner has begun. A process without one never gets it: whoever was about to give it one is
+/// gone.
+pub(super) async fn adopt(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
+    let machine = FirecrackerMachine::hold(vm, process, None)?;
+    let asked = async {
+        let mut api = Session::open_new(&machine.room.api(), &machine.process, &vm.vmm_log()).await?;
+        api.ask::<Instance>("/").await
+    };
+    match timeout(SAYS_ITS_STATE, asked).await {
+        Ok(Ok(Instance { state: InstanceState::NotStarted })) => return Err(Error::NeverBegun),
+        Ok(Ok(Instance { state: InstanceState::Running | InstanceState::Paused })) => {}
+        // Its guest may be well all the same.
+        Ok(Err(error)) => tracing::warn!(%error, "a Firecracker that was taken over does not say its state"),
+        Err(_) => tracing::warn!("a Firecracker that was taken over does not say its state in time"),
+    }
+    Ok(Box::new(machine))
+}
+
+/// What a Firecracker says of itself.
+#[derive(Deserialize)]
+struct Instance {
+    state: InstanceState,
+}
+
+#[derive(Deserialize)]
+enum InstanceState {
+    #[serde(rename = "Not started")]
+    NotStarted,
+    Running,
+    Paused,
+}
+
+#[derive(Deserialize)]
+struct BalloonStatistics {
+    target_mib: u64,
+    actual_mib: u64,
 }
 
 struct FirecrackerMachine {
@@ -204,9 +242,12 @@ async fn end_when_halted(
 }
 
 impl FirecrackerMachine {
+    async fn session(&self) -> Result<Session, Error> {
+        Session::open(&self.room.api()).await.map_err(Error::Api)
+    }
+
     async fn order(&self, request: Request) -> Result<(), Error> {
-        let mut api = Session::open(&self.room.api()).await.map_err(Error::Api)?;
-        api.make(request).await.map_err(Error::Api)
+        self.session().await?.make(request).await.map_err(Error::Api)
     }
 }
 
@@ -240,10 +281,31 @@ impl Machine for FirecrackerMachine {
         Box::pin(self.order(config::resume()))
     }
 
+    fn balloon(&self) -> BoxFuture<'_, Result<Option<BalloonFacts>, Error>> {
+        Box::pin(async {
+            match self.session().await?.ask::<BalloonStatistics>(config::BALLOON_STATISTICS).await {
+                Ok(BalloonStatistics { target_mib, actual_mib }) => Ok(Some(BalloonFacts {
+                    wanted_bytes: target_mib.saturating_mul(MIB),
+                    // The guest says it, whatever it likes.
+                    given_bytes: actual_mib.saturating_mul(MIB),
+                })),
+                Err(api::Error::Refused { .. }) => Ok(None),
+                Err(error) => Err(Error::Api(error)),
+            }
+        })
+    }
+
+    fn inflate(&self, bytes: u64) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.order(config::inflate(bytes / MIB)))
+    }
+
     fn snapshot<'a>(&'a self, kind: SnapshotKind, to: &'a SnapshotFiles) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             self.order(config::snapshot(kind)).await?;
-            self.room.take_out(room::NEW_MEMORY, &to.memory)?;
+            match kind {
+                SnapshotKind::Full => self.room.take_out(room::NEW_MEMORY, &to.memory)?,
+                SnapshotKind::Changes => self.room.lend(room::CHANGES, &to.memory)?,
+            }
             self.room.take_out(room::NEW_STATE, &to.state)
         })
     }

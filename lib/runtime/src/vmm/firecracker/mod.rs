@@ -77,6 +77,7 @@ impl Driver for Firecracker {
         Capabilities {
             snapshots: &[SnapshotKind::Full, SnapshotKind::Changes],
             network_limits: Possible::Yes,
+            balloons: Possible::Yes,
         }
     }
 
@@ -134,6 +135,6 @@ impl Driver for Firecracker {
         vm: &'a VmLayout,
         process: Process,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, Error>> {
-        Box::pin(async { machine::adopt(vm, process) })
+        Box::pin(machine::adopt(vm, process))
     }
 }

@@ -1,10 +1,10 @@
 //! The directory that a Firecracker works in. Everything it opens is there, under relative names that are the same for
 //! every VM: a snapshot holds these names, and a machine that is made of it finds its own files under them.
 
-use std::fs::{self, File};
+use std::fs::{self, File, FileType};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, chown, symlink};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -23,6 +23,8 @@ pub(super) const MEMORY: &str = "memory";
 /// Of a snapshot that is being made.
 pub(super) const NEW_STATE: &str = "state.new";
 pub(super) const NEW_MEMORY: &str = "memory.new";
+/// Pages that have changed since the machine was loaded, as of its last snapshot of changes.
+pub(super) const CHANGES: &str = "memory.changes";
 pub(super) const LOG: &str = "log";
 pub(super) const METRICS: &str = "metrics";
 /// Firecracker's standard output, which is the guest's serial console.
@@ -103,11 +105,12 @@ impl Room {
                 jail::give(&path, user).map_err(Error::Jail)?;
             }
         }
-        self.bring(KERNEL, &boot.kernel, Access::ReadOnly)?;
-        self.bring(INITRAMFS, &boot.initramfs, Access::ReadOnly)?;
-        if let Origin::Snapshot(files) = &boot.origin {
-            self.bring(STATE, &files.state, Access::ReadOnly)?;
-            self.bring(MEMORY, &files.memory, Access::ReadOnly)?;
+        let brought = match &boot.origin {
+            Origin::Boot(image) => [(KERNEL, &image.kernel), (INITRAMFS, &image.initramfs)],
+            Origin::Snapshot(files) => [(STATE, &files.state), (MEMORY, &files.memory)],
+        };
+        for (name, file) in brought {
+            self.bring(name, file, Access::ReadOnly)?;
         }
         boot.drives.iter().try_for_each(|file| self.bring(&drive(file), &file.path, file.access))
     }
@@ -127,18 +130,38 @@ impl Room {
     /// Puts what Firecracker has made where it is wanted.
     pub(super) fn take_out(&self, name: &str, to: &Path) -> Result<(), Error> {
         let from = self.directory.join(name);
+        let made = self.made(name)?;
         let make = |source| Error::Make { path: to.to_owned(), source };
         match fs::rename(&from, to) {
+            Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
-                fs::copy(&from, to).and_then(|_| fs::remove_file(&from)).map_err(make)
+                return clone_file(&made, to).and_then(|()| fs::remove_file(&from)).map_err(make);
             }
-            moved => moved.map_err(make),
-        }?;
+            Err(error) => return Err(make(error)),
+        }
+        is_at(&made, to)?;
         // The machine's user has no more to do with it.
         match self.user {
-            Some(_) => chown(to, Some(rustix::process::geteuid().as_raw()), None).map_err(make),
+            Some(_) => fchown(&made, Some(rustix::process::geteuid().as_raw()), None).map_err(make),
             None => Ok(()),
         }
+    }
+
+    /// Shows what Firecracker has made, and goes on using, at another place.
+    pub(super) fn lend(&self, name: &str, to: &Path) -> Result<(), Error> {
+        let made = self.made(name)?;
+        match fs::hard_link(self.directory.join(name), to) {
+            Ok(()) => is_at(&made, to),
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                clone_file(&made, to).map_err(|source| Error::Make { path: to.to_owned(), source })
+            }
+            Err(source) => Err(Error::Make { path: to.to_owned(), source }),
+        }
+    }
+
+    /// A file that Firecracker has written.
+    fn made(&self, name: &str) -> Result<File, Error> {
+        self.open_as(name, OFlags::RDONLY, FileType::is_file).map(File::from)
     }
 
     fn clear(&self, name: &str) -> Result<(), Error> {
@@ -165,19 +188,83 @@ impl Room {
         self.read(CONSOLE)
     }
 
-    /// Whatever stands there now: a process that was taken over by its guest may have put something else in the place.
     fn stream(&self, name: &str, access: OFlags) -> Result<OwnedFd, Error> {
+        self.open_as(name, access, FileTypeExt::is_fifo)
+    }
+
+    /// Whatever stands there now: a process that was taken over by its guest may have put something else in the place.
+    fn open_as(&self, name: &str, access: OFlags, kind: fn(&FileType) -> bool) -> Result<OwnedFd, Error> {
         let path = self.directory.join(name);
         let flags = access | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
         let opened =
             rustix::fs::open(&path, flags, Mode::empty()).map_err(io::Error::from).and_then(|opened| {
                 let file = File::from(opened);
-                if file.metadata()?.file_type().is_fifo() {
+                if kind(&file.metadata()?.file_type()) {
                     Ok(OwnedFd::from(file))
                 } else {
                     Err(io::Error::from(io::ErrorKind::InvalidInput))
                 }
             });
         opened.map_err(|source| Error::Open { path, source })
+    }
+}
+
+/// With its holes.
+fn clone_file(file: &File, to: &Path) -> io::Result<()> {
+    let file = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    imp_storage::disk::clone_scratch(&file, to).map(drop).map_err(io::Error::other)
+}
+
+/// What was looked at is what was moved.
+fn is_at(file: &File, path: &Path) -> Result<(), Error> {
+    let found = fs::symlink_metadata(path).and_then(|there| Ok((there, file.metadata()?)));
+    match found {
+        Ok((there, file)) if (there.dev(), there.ino()) == (file.dev(), file.ino()) => Ok(()),
+        Ok(_) => {
+            // Whoever reads the place later must not read this.
+            let _ = fs::remove_file(path);
+            Err(Error::Open { path: path.to_owned(), source: io::ErrorKind::InvalidData.into() })
+        }
+        Err(source) => Err(Error::Open { path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_firecracker_has_made_is_taken_out_and_what_only_has_its_name_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let room = Room { directory: place.path().join("room"), user: None };
+        fs::create_dir(&room.directory).unwrap();
+        let path = |name: &str| place.path().join(name);
+        fs::write(room.directory.join(NEW_STATE), "state").unwrap();
+        room.lend(NEW_STATE, &path("lent")).unwrap();
+        room.take_out(NEW_STATE, &path("state")).unwrap();
+        for name in ["lent", "state"] {
+            assert_eq!(fs::read_to_string(path(name)).unwrap(), "state");
+        }
+
+        fs::write(path("secret"), "of the host").unwrap();
+        symlink(path("secret"), room.directory.join(NEW_STATE)).unwrap();
+        fs::create_dir(room.directory.join(NEW_MEMORY)).unwrap();
+        for name in [NEW_STATE, NEW_MEMORY] {
+            room.lend(name, &path("other")).unwrap_err();
+            room.take_out(name, &path("other")).unwrap_err();
+            assert!(fs::symlink_metadata(path("other")).is_err());
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_exchanged_meanwhile_does_not_stay() {
+        let place = tempfile::tempdir().unwrap();
+        let (one, other) = (place.path().join("one"), place.path().join("other"));
+        fs::write(&one, "").unwrap();
+        fs::write(&other, "").unwrap();
+        let file = File::open(&one).unwrap();
+        is_at(&file, &one).unwrap();
+        is_at(&file, &other).unwrap_err();
+        assert!(!other.exists());
     }
 }

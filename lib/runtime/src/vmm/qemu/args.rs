@@ -69,17 +69,18 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
     args.pair("-smp", boot.cpus.get().to_string());
     args.pair("-m", format!("{}M", boot.memory.mib()));
     args.pair("-object", memory(boot));
-    match boot.origin {
-        Origin::Boot => {}
+    match &boot.origin {
+        Origin::Boot(image) => {
+            args.pair("-kernel", image.kernel.as_os_str());
+            args.pair("-initrd", image.initramfs.as_os_str());
+            args.pair("-append", command_line(boot, host));
+        }
         // It stays paused when its state has come.
         Origin::Snapshot(_) => {
             args.flags(&["-S"]);
             args.pair("-incoming", "defer");
         }
     }
-    args.pair("-kernel", boot.kernel.as_os_str());
-    args.pair("-initrd", boot.initramfs.as_os_str());
-    args.pair("-append", command_line(boot, host));
     // Virtio 1.0: without it these devices speak the draft that came before.
     args.pair("-global", "virtio-mmio.force-legacy=false");
 
@@ -123,7 +124,7 @@ fn memory(boot: &BootConfig) -> String {
     const BY_ID: &str = "x-use-canonical-path-for-ramblock-id";
     let size = boot.memory.bytes();
     let memory = match &boot.origin {
-        Origin::Boot => json!({
+        Origin::Boot(_) => json!({
             "qom-type": "memory-backend-ram", "id": MEMORY, "size": size, "share": false, BY_ID: false,
         }),
         Origin::Snapshot(files) => json!({
@@ -218,18 +219,17 @@ mod tests {
     use super::*;
     use crate::spec::{Cpus, Memory};
     use crate::vmm::snapshot::SnapshotFiles;
-    use crate::vmm::{Changes, NetworkDevice, NetworkLimit};
+    use crate::vmm::{Changes, Image, NetworkDevice, NetworkLimit};
 
     fn boot() -> BootConfig {
         BootConfig {
+            balloon: crate::spec::Balloon::Without,
             id: "00ff00ff00ff00ff".into(),
             user: None,
-            origin: Origin::Boot,
+            origin: Origin::Boot(Image { kernel: "/k/vmlinux".into(), initramfs: "/i".into() }),
             changes: Changes::NotNoted,
             cpus: Cpus::new(2).unwrap(),
             memory: Memory::from_bytes(256 << 20).unwrap(),
-            kernel: "/k/vmlinux".into(),
-            initramfs: "/i".into(),
             command_line: "imp.base=/dev/vda".into(),
             drives: vec![
                 Drive { id: "base", path: "/d/a,b\"c".into(), access: Access::ReadOnly },
@@ -309,6 +309,10 @@ mod tests {
         assert_eq!((&memory["id"], &memory["size"]), (&object(&booted)["id"], &json!(256 << 20)));
         assert!(restored.contains(&"-S".to_owned()));
         assert_eq!(values(&restored, "-incoming"), ["defer"]);
+        // It has booted.
+        for option in ["-kernel", "-initrd", "-append"] {
+            assert_eq!((values(&booted, option).len(), values(&restored, option).len()), (1, 0), "{option}");
+        }
     }
 
     #[test]

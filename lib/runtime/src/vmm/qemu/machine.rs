@@ -24,7 +24,7 @@ use crate::layout::VmLayout;
 use crate::process::Process;
 use crate::status::VmmEnd;
 use crate::vmm::snapshot::{SnapshotFiles, SnapshotKind};
-use crate::vmm::{Attachment, BootConfig, Error, Machine, Origin, inside, namespace};
+use crate::vmm::{Attachment, BootConfig, Error, Machine, NotLoaded, Origin, inside, namespace};
 
 /// What QEMU's last words may take to arrive once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -123,7 +123,7 @@ pub(super) async fn begin(
     process: Process,
 ) -> Result<Box<dyn Machine>, Error> {
     match &boot.origin {
-        Origin::Boot => Ok(Box::new(attach(vm, process).await?)),
+        Origin::Boot(_) => Ok(Box::new(attach(vm, process).await?)),
         Origin::Snapshot(files) => {
             let loaded = load(boot, files, vm, &process).await;
             if loaded.is_err() {
@@ -142,8 +142,8 @@ async fn load(
 ) -> Result<QemuMachine, Error> {
     let (files, size) = (files.clone(), boot.memory.bytes());
     let state = tokio::task::spawn_blocking(move || snapshot::read(&files, size)).await;
-    let state = state.map_err(|error| Error::NotLoaded { fault: error.to_string() })?;
-    let state = state.map_err(|fault| Error::NotLoaded { fault: fault.to_string() })?;
+    let state = state.map_err(|_| Error::NotLoaded(NotLoaded::Ended))?;
+    let state = state.map_err(|fault| Error::NotLoaded(fault.into()))?;
     let loaded = async {
         let machine = attach(vm, process.clone()).await?;
         snapshot::load(&machine.qmp, &vm.migration_socket(), &state).await.map_err(Error::Monitor)?;
@@ -154,10 +154,12 @@ async fn load(
         // A QEMU that cannot load something says why, and ends.
         Err(error) if timeout(LAST_WORDS, process.gone()).await.is_ok() => {
             let said = console::last_lines(&vm.vmm_log(), &vm.earlier_vmm_log(), 1);
-            let fault = said.into_iter().next_back().unwrap_or_else(|| crate::vm::chain(&error));
-            Err(Error::NotLoaded { fault })
+            Err(Error::NotLoaded(match said.into_iter().next_back() {
+                Some(said) => NotLoaded::Refused { said },
+                None => NotLoaded::Machine(Box::new(error)),
+            }))
         }
-        Err(error) => Err(Error::NotLoaded { fault: crate::vm::chain(&error) }),
+        Err(error) => Err(Error::NotLoaded(NotLoaded::Machine(Box::new(error)))),
     }
 }
 

@@ -9,7 +9,7 @@ use super::snapshot::SnapshotKind;
 use super::{BootConfig, Capabilities, Driver, Error, Machine, NetworkLimit, Possible};
 use crate::layout::VmLayout;
 use crate::process::Process;
-use crate::spec::NetworkMode;
+use crate::spec::{Balloon, NetworkMode};
 use crate::status::{Accelerator, DriverFacts};
 
 mod args;
@@ -54,7 +54,13 @@ impl Driver for Qemu {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { snapshots: &[SnapshotKind::Full], network_limits: Possible::No }
+        // A balloon of QEMU's punches holes into the file behind the guest's memory, on the word of the guest: in a machine that
+        // is made of a snapshot that is the snapshot itself.
+        Capabilities {
+            snapshots: &[SnapshotKind::Full],
+            network_limits: Possible::No,
+            balloons: Possible::No,
+        }
     }
 
     fn networks(&self) -> &'static [NetworkMode] {
@@ -87,6 +93,9 @@ impl Driver for Qemu {
     fn spawn(&self, boot: &BootConfig, vm: &VmLayout) -> Result<Process, Error> {
         if boot.network.as_ref().is_some_and(|network| network.limit != NetworkLimit::default()) {
             return Err(Error::NoNetworkLimit);
+        }
+        if boot.balloon == Balloon::With {
+            return Err(Error::NoBalloon);
         }
         machine::spawn(&self.program, self.host, boot, vm)
     }

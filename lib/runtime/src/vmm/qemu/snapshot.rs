@@ -1,9 +1,9 @@
 //! Snapshots of a QEMU machine: it migrates into a socket of this process, and machines that are made of it from one.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -16,8 +16,10 @@ use super::qmp::{self, Qmp};
 use super::stream;
 use crate::vmm::snapshot::SnapshotFiles;
 
-/// Long, because all of a guest's memory goes through it.
+/// How long a machine's state may take, besides its memory.
 const TRANSFER: Duration = Duration::from_secs(60);
+/// Bytes of memory that go through in a second on a slow machine.
+const SLOWEST: u64 = 32 << 20;
 /// A QEMU that has sent nothing for so long is stuck.
 const SILENCE: Duration = Duration::from_secs(20);
 /// Of a second: as fast as it goes.
@@ -92,8 +94,25 @@ fn receive(stream: std::os::unix::net::UnixStream, size: u64, to: &SnapshotFiles
     set.map_err(stream::Error::Read)?;
     let write = |path: &Path, source| Error::Write { path: path.to_owned(), source };
     let memory = File::create_new(&to.memory).map_err(|source| write(&to.memory, source))?;
+    let stream = Until { stream, deadline: Instant::now() + TRANSFER + Duration::from_secs(size / SLOWEST) };
     let rest = stream::split(BufReader::with_capacity(1 << 18, stream), MEMORY, size, &memory)?;
     fs::write(&to.state, sealed(&rest)).map_err(|source| write(&to.state, source))
+}
+
+/// A stream that is read until then: a QEMU that was taken over by its guest may send without end.
+struct Until<R> {
+    stream: R,
+    deadline: Instant,
+}
+
+impl<R: Read> Read for Until<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if Instant::now() < self.deadline {
+            self.stream.read(buffer)
+        } else {
+            Err(io::ErrorKind::TimedOut.into())
+        }
+    }
 }
 
 /// Loads a machine that waits for its state, which leaves it paused.
@@ -152,9 +171,13 @@ fn sealed(stream: &[u8]) -> Vec<u8> {
 
 /// Why a snapshot is none that a machine of this memory can be made of.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+pub(crate) enum Fault {
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} is not the state of a QEMU machine", path.display())]
     Foreign { path: PathBuf },
     #[error("{} is damaged: its digest is another", path.display())]
@@ -162,10 +185,14 @@ pub(super) enum Fault {
     #[error("{} holds {there} bytes of memory, and the machine has {expected}", path.display())]
     Memory { path: PathBuf, there: u64, expected: u64 },
     #[error(
-        "{} must be writable for the user of QEMU, which opens it so without ever writing to it: {source}",
+        "{} must be writable for the user of QEMU, which opens it so without ever writing to it",
         path.display()
     )]
-    NotWritable { path: PathBuf, source: io::Error },
+    NotWritable {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// The stream of a snapshot that is whole.
@@ -225,5 +252,15 @@ mod tests {
             put(state, &memory);
             assert!(matches!(read(&files, 4096), Err(Fault::Foreign { .. })));
         }
+    }
+
+    #[test]
+    fn the_cause_of_a_fault_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let files =
+            SnapshotFiles { state: directory.path().join("state"), memory: directory.path().join("memory") };
+        let fault = crate::vmm::NotLoaded::from(read(&files, 4096).unwrap_err());
+        let told = crate::vm::chain(&crate::vmm::Error::NotLoaded(fault));
+        assert_eq!(told.matches("No such file").count(), 1, "{told}");
     }
 }

@@ -125,10 +125,11 @@ impl<R: Read> Splitter<'_, R> {
             match flags & !SAME_BLOCK {
                 END => {
                     self.rest.extend(head.to_be_bytes());
-                    return Ok(());
+                    return self.bounded();
                 }
                 BLOCKS => {
                     self.rest.extend(head.to_be_bytes());
+                    self.bounded()?;
                     self.blocks(at)?;
                 }
                 kind @ (ZERO | PAGE) => {
@@ -348,6 +349,32 @@ mod tests {
         }
         assert!(matches!(try_split(&stream(599)), Err(Error::Memory { .. })));
         assert!(matches!(try_split(&stream(601)), Err(Error::Form { .. })));
+    }
+
+    #[test]
+    fn a_stream_without_an_end_is_an_error() {
+        let whole = stream(0);
+        let begun = whole.len() - b"devices".len() - 5 - 8 - 5;
+        // Memories that add up to nothing.
+        let endless = whole[..begun].chain(Repeat { part: BLOCKS.to_be_bytes(), at: 0 });
+        let file = tempfile::tempfile().unwrap();
+        let error = split(io::BufReader::new(endless), BLOCK, SIZE, &file).unwrap_err();
+        assert!(matches!(error, Error::Form { .. }), "{error:?}");
+    }
+
+    struct Repeat {
+        part: [u8; 8],
+        at: usize,
+    }
+
+    impl Read for Repeat {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            for byte in &mut *buffer {
+                *byte = self.part[self.at % 8];
+                self.at += 1;
+            }
+            Ok(buffer.len())
+        }
     }
 
     #[test]

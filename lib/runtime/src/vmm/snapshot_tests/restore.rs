@@ -39,21 +39,43 @@ fn firecracker_guests_of_one_snapshot_are_different_machines() {
     node::inside_within(LONG * 2, || {
         run(async {
             let driver = firecracker(Err("this one is for users without privileges".into())).await;
-            different_machines(&driver).await;
+            different_machines(&driver, newest()).await;
+        });
+    });
+}
+
+#[test]
+fn firecracker_guests_of_one_snapshot_are_different_machines_on_a_kernel_without_vmgenid() {
+    node::inside_within(LONG * 2, || {
+        run(async {
+            let driver = firecracker(Err("this one is for users without privileges".into())).await;
+            different_machines(&driver, older()).await;
         });
     });
 }
 
 #[test]
 fn qemu_guests_of_one_snapshot_are_different_machines() {
-    run(async { different_machines(&qemu().await).await });
+    run(async { different_machines(&qemu().await, newest()).await });
 }
 
-async fn different_machines(driver: &dyn Driver) {
-    let place = Place { command_line: format!("{COMMAND_LINE} {NO_VMGENID}"), ..Place::new() };
+#[test]
+fn qemu_guests_of_one_snapshot_are_different_machines_on_a_kernel_without_vmgenid() {
+    run(async { different_machines(&qemu().await, older()).await });
+}
+
+fn newest() -> Place {
+    Place { command_line: format!("{COMMAND_LINE} {NO_VMGENID}"), ..Place::new() }
+}
+
+fn older() -> Place {
+    Place::booting(machine::older_kernels())
+}
+
+async fn different_machines(driver: &dyn Driver, place: Place) {
     let scratch = place.path("scratch.img");
     imp_storage::disk::create_scratch(&scratch, 32 * MIB).unwrap();
-    let mut parent = place.begin(driver, 1, Origin::Boot, &scratch).await.guest().await;
+    let mut parent = place.begin(driver, 1, place.boots(), &scratch).await.guest().await;
     parent.says("busybox --install -s /bin").await;
     parent.says(CONNECT).await;
     parent.says(&format!("mkdir -p /etc/imp/after-restore.d; cd /etc/imp/after-restore.d; cat >1 <<'END'\n{HOOK}END\nchmod 755 1")).await;
@@ -130,7 +152,7 @@ async fn goes_on_as_it_was(parent: &Guest) {
 
 fn new_machine(number: u8) -> Wake {
     Wake::New(Box::new(NewMachine {
-        generation: Generation::new([number; 16], u64::from(number)),
+        generation: Generation::from_random([number; 16]),
         hostname: format!("guest-{number}").parse().unwrap(),
         machine_id: MachineId::from_random([number; 16]),
         network: None,
@@ -157,8 +179,7 @@ fn all_is_repaired(woken: &Woken, frozen: u32) {
 }
 
 async fn is_what_it_was_told(guest: &Guest, number: u8) {
-    let (generation, id) =
-        (Generation::new([number; 16], number.into()), MachineId::from_random([number; 16]));
+    let (generation, id) = (Generation::from_random([number; 16]), MachineId::from_random([number; 16]));
     let says =
         guest.says("hostname; cat /etc/machine-id /run/imp/generation /hook; echo $NUMBER $TOKEN").await;
     let told = format!(
@@ -203,11 +224,16 @@ async fn nothing_is_drawn_twice(one: &Guest, two: &Guest) {
 
 async fn is_new_on_a_root_that_cannot_be_written(guest: &Guest) {
     guest.says("mount -o remount,ro /; ! touch /x 2>/dev/null && echo read-only").await;
-    sleep(guest.connection(), None).await.unwrap();
-    let woken = wake(guest.connection(), &new_machine(9)).await.unwrap();
-    let failed: Vec<RepairKind> = woken.failed.iter().map(|(kind, _)| *kind).collect();
-    // The hook writes to that root, too.
-    assert_eq!(failed, [RepairKind::Generation, RepairKind::Hooks], "{woken:?}");
-    let says = guest.says("cat /etc/machine-id; hostname; mount | grep -c boot_id").await;
-    assert_eq!(says, format!("{}\nguest-9\n1\n", MachineId::from_random([9; 16])));
+    for number in [9, 10] {
+        sleep(guest.connection(), None).await.unwrap();
+        let woken = wake(guest.connection(), &new_machine(number)).await.unwrap();
+        let failed: Vec<RepairKind> = woken.failed.iter().map(|(kind, _)| *kind).collect();
+        // The hook writes to that root, too.
+        assert_eq!(failed, [RepairKind::Generation, RepairKind::Hooks], "{woken:?}");
+        let says = guest.says("cat /etc/machine-id; hostname; mount >/dev/shm/mounts").await;
+        assert_eq!(says, format!("{}\nguest-{number}\n", MachineId::from_random([number; 16])));
+        for file in ["boot_id", "machine-id"] {
+            assert_eq!(guest.says(&format!("grep -c {file} /dev/shm/mounts")).await, "1\n", "{file}");
+        }
+    }
 }

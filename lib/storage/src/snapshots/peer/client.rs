@@ -13,7 +13,7 @@ use crate::snapshots::artifact::Wanted;
 use crate::snapshots::error::Error;
 use crate::snapshots::manifest::{self, Part};
 use crate::snapshots::packed::{largest_packed, unpack};
-use crate::snapshots::{Arrival, apart, chunks, incoming};
+use crate::snapshots::{Arrival, Snapshots, apart, chunks, incoming};
 use crate::store::Store;
 
 /// Chunks that are asked for at once.
@@ -22,13 +22,13 @@ const PARALLEL: usize = 4;
 const LONGEST_DIGEST: u64 = 100;
 
 pub(in crate::snapshots) fn fetch(
-    store: &Store,
+    snapshots: &Snapshots<'_>,
     digest: &Digest,
     from: &Peer,
     progress: &dyn Progress,
 ) -> Result<Arrival, Error> {
     apart(|| {
-        let connection = Connection::new(store, from, progress)?;
+        let connection = Connection::new(snapshots.store, from, progress)?;
         let name = from.name.to_string();
         let bytes = connection.get(&format!("snapshots/{}/manifest", digest.hex()), manifest::LARGEST)?;
         let manifest = incoming::manifest(&name, digest, &bytes)?;
@@ -55,7 +55,7 @@ pub(in crate::snapshots) fn fetch(
             fetch: &fetch,
             parallel: PARALLEL,
         };
-        receive(store, &incoming, progress)
+        receive(snapshots, &incoming, progress)
     })
 }
 

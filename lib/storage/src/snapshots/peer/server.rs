@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use super::PeerName;
@@ -23,7 +24,7 @@ use crate::snapshots::error::Error;
 use crate::snapshots::leaving::Leaving;
 use crate::snapshots::manifest::Part;
 use crate::snapshots::packed::pack;
-use crate::snapshots::stored;
+use crate::snapshots::{Snapshot, stored};
 use crate::store::{Store, pins};
 
 /// Connections at once; more wait until one ends.
@@ -31,7 +32,7 @@ const MOST_CONNECTIONS: usize = 64;
 /// Chunks that are read and compressed at once; who asks for more is told to come again.
 const MOST_READS: usize = 8;
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Longest silence between two requests, and within the head of one.
+/// Longest silence between two requests, within the head of one, and of a peer that does not read its answer.
 const SILENCE: Duration = Duration::from_secs(30);
 /// A connection ends after so long, whoever keeps it busy.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -45,6 +46,8 @@ pub struct Server {
     store: Arc<Store>,
     tls: TlsAcceptor,
     authorised: Vec<PeerName>,
+    /// Given away besides those that are pinned; they stay as long as the server.
+    offered: Vec<Snapshot>,
     reads: Semaphore,
 }
 
@@ -67,8 +70,18 @@ impl Server {
         credentials: &Credentials,
         authorised: Vec<PeerName>,
     ) -> Result<Arc<Self>, tls::Error> {
+        Self::offering(store, credentials, authorised, Vec::new())
+    }
+
+    /// As `new`, and gives these away, too, pinned or not.
+    pub fn offering(
+        store: Arc<Store>,
+        credentials: &Credentials,
+        authorised: Vec<PeerName>,
+        offered: Vec<Snapshot>,
+    ) -> Result<Arc<Self>, tls::Error> {
         let tls = TlsAcceptor::from(Arc::new(credentials.server()?));
-        Ok(Arc::new(Self { store, tls, authorised, reads: Semaphore::new(MOST_READS) }))
+        Ok(Arc::new(Self { store, tls, authorised, offered, reads: Semaphore::new(MOST_READS) }))
     }
 
     /// Serves until it is dropped; what was begun on a connection then ends with it.
@@ -115,11 +128,13 @@ impl Server {
                 Ok::<_, Infallible>(response(answer))
             }
         });
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(SILENCE));
         let served = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(SILENCE)
             .max_buf_size(LARGEST_HEAD)
-            .serve_connection(TokioIo::new(stream), service)
+            .serve_connection(TokioIo::new(Box::pin(stream)), service)
             .await;
         if let Err(error) = served {
             tracing::debug!(%error, "a peer's connection was cut");
@@ -176,6 +191,9 @@ impl Server {
 
     /// Only what is kept here on purpose is given away.
     fn pinned(&self, digest: &Digest) -> Result<(), Refusal> {
+        if self.offered.iter().any(|snapshot| snapshot.digest == *digest) {
+            return Ok(());
+        }
         let pins = pins::list(&self.store.layout).map_err(|error| failed(error.into()))?;
         if pins.iter().any(|pin| pin.key == *digest) { Ok(()) } else { Err(Refusal::NotThere) }
     }
@@ -211,6 +229,10 @@ fn response(answer: Result<Vec<u8>, Refusal>) -> Response<Full<Bytes>> {
     };
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
+    if status == StatusCode::FORBIDDEN {
+        // Who may not ask keeps no other from it.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 
@@ -261,6 +283,13 @@ mod tests {
         ] {
             assert_eq!(parse(&path), wish, "{path}");
         }
+    }
+
+    #[test]
+    fn a_peer_that_may_not_ask_keeps_no_connection() {
+        let closes = |refusal| response(Err(refusal)).headers().get(header::CONNECTION).cloned();
+        assert_eq!(closes(Refusal::Name), Some(HeaderValue::from_static("close")));
+        assert_eq!(closes(Refusal::Busy), None);
     }
 
     proptest! {

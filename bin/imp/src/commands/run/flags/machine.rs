@@ -41,10 +41,10 @@ pub(crate) struct Machine {
     #[arg(long = "ulimit", value_name = "nofile=NUMBER")]
     pub(crate) ulimits: Vec<Ulimit>,
     /// Most bytes a second to and from the VM's disks, with k, m or g
-    #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = disk_bytes_per_second)]
     pub(crate) disk_bps: Option<u64>,
     /// Most requests a second to and from the VM's disks
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = disk_requests_per_second)]
     pub(crate) disk_iops: Option<u64>,
     /// Most bytes a second over the network, each way, with k, m or g; Firecracker and bridge networks only
     #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
@@ -95,7 +95,29 @@ fn disk(text: &str) -> anyhow::Result<DiskSize> {
     Ok(DiskSize::from_bytes(value::bytes(text)?)?)
 }
 
-/// `--ulimit nofile=…`; of a soft and a hard limit the hard one counts.
+/// A guest reads megabytes before its program starts: with less than these it never does, and nobody sees why.
+const LEAST_DISK_BYTES: u64 = 64 << 10;
+const LEAST_DISK_REQUESTS: u64 = 10;
+
+fn disk_bytes_per_second(text: &str) -> anyhow::Result<u64> {
+    let bytes = value::bytes(text)?;
+    anyhow::ensure!(
+        bytes == 0 || bytes >= LEAST_DISK_BYTES,
+        "with less than 64k a second a guest does not even start; 0 is no limit"
+    );
+    Ok(bytes)
+}
+
+fn disk_requests_per_second(text: &str) -> anyhow::Result<u64> {
+    let requests = text.parse()?;
+    anyhow::ensure!(
+        requests == 0 || requests >= LEAST_DISK_REQUESTS,
+        "with less than {LEAST_DISK_REQUESTS} requests a second a guest does not even start; 0 is no limit"
+    );
+    Ok(requests)
+}
+
+/// `--ulimit nofile=…`, for the soft and the hard limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ulimit {
     pub(crate) open_files: u32,
@@ -106,16 +128,18 @@ impl FromStr for Ulimit {
 
     fn from_str(text: &str) -> Result<Self, NotALimit> {
         let limits = text.strip_prefix("nofile=").ok_or(NotALimit)?;
-        let hard = limits.rsplit_once(':').map_or(limits, |(_, hard)| hard);
-        match hard.parse() {
-            Ok(open_files) if open_files > 0 => Ok(Self { open_files }),
+        let (soft, hard) = limits.split_once(':').unwrap_or((limits, limits));
+        match (soft.parse::<u32>(), hard.parse()) {
+            (Ok(soft), Ok(hard)) if soft == hard && hard > 0 => Ok(Self { open_files: hard }),
             _ => Err(NotALimit),
         }
     }
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("write nofile=NUMBER; other limits are for the guest itself to set")]
+#[error(
+    "write nofile=NUMBER, which is the soft and the hard limit; others are for the guest to set, as with `ulimit -S -n`"
+)]
 pub(crate) struct NotALimit;
 
 #[cfg(test)]
@@ -123,11 +147,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hard_limit_of_open_files_counts() {
+    fn one_number_limits_open_files() {
         let open_files = |text: &str| text.parse::<Ulimit>().map(|limit| limit.open_files);
         assert_eq!(open_files("nofile=1024"), Ok(1024));
-        assert_eq!(open_files("nofile=1024:2048"), Ok(2048));
-        for bad in ["nproc=1", "nofile=", "nofile=-1", "nofile=0"] {
+        assert_eq!(open_files("nofile=1024:1024"), Ok(1024));
+        for bad in ["nofile=1024:2048", "nofile=1:1:1", "nproc=1", "nofile=", "nofile=-1", "nofile=0"] {
             assert_eq!(open_files(bad), Err(NotALimit), "{bad}");
         }
     }

@@ -22,9 +22,10 @@ pub(crate) struct Variables {
 
 #[derive(Debug, Args)]
 pub(crate) struct Secrets {
-    /// A variable that is never written, listed or logged; for VMs made of a template. May be repeated
+    /// A variable that is in no record, list or log; for VMs made of a template. May be repeated
     ///
-    /// NAME alone takes the value from here, so that it stands on no command line.
+    /// NAME alone takes the value from here, so that it stands on no command line. It is in the VM's memory, and so on disk
+    /// once the VM is forked or suspended, which takes --with-secrets.
     #[arg(long = "secret", value_name = "NAME[=VALUE]")]
     secrets: Vec<OsString>,
 }
