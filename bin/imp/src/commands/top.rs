@@ -193,7 +193,7 @@ mod tests {
             given_bytes: Some(64 << 20),
             ..Usage::default()
         };
-        assert_eq!(Shown::new(&usage, 0.0).cells().get(3).unwrap(), "36.0 MiB / 192.0 MiB");
+        assert_eq!(Shown::new(&usage, 0.0).cells().get(3).unwrap(), "36 MiB / 192 MiB");
     }
 
     #[test]

@@ -56,7 +56,7 @@ mod tests {
     fn what_a_guest_does_not_give_back_is_said() {
         let balloon = |given_mib: u64| BalloonFacts { wanted_bytes: 64 << 20, given_bytes: given_mib << 20 };
         assert_eq!(missing(balloon(64)), None);
-        let text = "its guest needs 24.0 MiB of the 64.0 MiB that it was to give back";
+        let text = "its guest needs 24 MiB of the 64 MiB that it was to give back";
         assert_eq!(missing(balloon(40)).as_deref(), Some(text));
     }
 }

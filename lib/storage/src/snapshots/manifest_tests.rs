@@ -77,11 +77,11 @@ fn a_manifest_without_end_is_refused_unread() {
 fn manifests() -> impl Strategy<Value = Manifest> {
     let digest = || any::<[u8; 32]>().prop_map(Digest::from_bytes);
     let text = || "[ -~]{1,40}";
-    let machine = (1u32..=1024, 0u64..1 << 40, any::<bool>(), prop::option::of(any::<[u8; 6]>()));
+    let machine = (1u32..=1024, 0..=chunks::LARGEST_PART, any::<bool>(), prop::option::of(any::<[u8; 6]>()));
     let texts = (text(), text(), text(), text(), text());
     let digests = (digest(), digest(), digest(), prop::option::of(digest()), prop::option::of(digest()));
     let image = prop::option::of((digest(), prop::option::of("[a-z]{1,9}/[a-z0-9]{1,9}:[a-z0-9]{1,9}")));
-    let sizes = (0u64..1 << 30, 0u64..1 << 41);
+    let sizes = (0u64..1 << 30, 0u64..=chunks::LARGEST_PART);
     (machine, texts, digests, image, sizes).prop_map(|(machine, texts, digests, image, sizes)| {
         let mut manifest = manifest();
         let content = |size| Content {
