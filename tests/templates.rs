@@ -66,8 +66,7 @@ fn a_secret_is_in_the_guest_and_nowhere_on_the_host_and_is_forked_only_when_that
         // Disks, and the memory of the template, among it.
         let holds = || -> anyhow::Result<Vec<String>> {
             let mut grep = Command::new("grep");
-            let grep =
-                grep.args(["-rlaF", "--devices=skip", "hunter2-hunter2"]).arg(imp.folder()).output()?;
+            let grep = grep.args(["-rlF", "--devices=skip", "hunter2-hunter2"]).arg(imp.folder()).output()?;
             Ok(String::from_utf8(grep.stdout)?.lines().map(str::to_owned).collect())
         };
         assert_eq!(holds()?, Vec::<String>::new());

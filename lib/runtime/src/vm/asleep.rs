@@ -17,8 +17,9 @@ use crate::random;
 use crate::status::{AgentFacts, Failure, WakeTimes};
 use crate::vmm::{self, Machine};
 
-/// After this a guest whose host is gone lets its processes run again. What passes while it is paused does not count.
-const AT_MOST: Duration = Duration::from_secs(30);
+/// After this a guest whose host is gone lets its processes run again. What passes while it is paused does not count. Longer
+/// than any child of it may take to be woken: one that runs before that is lost.
+const AT_MOST: Duration = Duration::from_secs(300);
 /// What a guest that has just gone on gets to take a connection, and then to greet; doubled each time. The first connection
 /// may stay silent for good.
 const FIRST_ANSWER: Duration = Duration::from_millis(250);

@@ -146,9 +146,17 @@ impl Host {
         assert!(pins.is_empty(), "pins are left: {pins:?}");
         let (data, run) = (self.data(), self.path().join("run"));
         // What the engine keeps for the next VM.
-        let kept =
-            ["images", "initramfs", "owner.lock", "probes.json", "firecracker.json", "networks.json", "vms"]
-                .map(|name| data.join(name));
+        let kept = [
+            "images",
+            "initramfs",
+            "owner.lock",
+            "probes.json",
+            "firecracker.json",
+            "networks.json",
+            "template-console.log",
+            "vms",
+        ]
+        .map(|name| data.join(name));
         let expected = |thing: &Thing| match thing {
             Thing::File(path) => {
                 path.starts_with(&kept[0])

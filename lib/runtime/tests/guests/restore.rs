@@ -122,7 +122,7 @@ fn nowhere(host: &Host, secret: &str) {
 pub(crate) fn holds(directory: &Path, secret: &str) -> Vec<String> {
     let mut grep = Command::new("grep");
     // Pipes and sockets are read by those whom they belong to.
-    let grep = grep.args(["-rlaF", "--devices=skip", secret]).arg(directory).output().unwrap();
+    let grep = grep.args(["-rlF", "--devices=skip", secret]).arg(directory).output().unwrap();
     String::from_utf8(grep.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 

@@ -15,7 +15,7 @@ use crate::vmm::memory::{self, Circumstances, Freshness};
 
 /// What the probe guest may take: it does 10,000 exits to QEMU, a few hundred milliseconds at the worst where KVM works.
 const GUEST_DEADLINE: Duration = Duration::from_secs(3);
-const ASK_DEADLINE: Duration = Duration::from_secs(10);
+const ASK_DEADLINE: Duration = Duration::from_secs(30);
 const TSC_SPAN: Duration = Duration::from_millis(50);
 /// Exit status of QEMU when the probe guest wrote 16 to the exit port: value * 2 + 1.
 const GUEST_SUCCESS: i32 = 33;

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 
 /// A QEMU that has not answered by then is stuck. Long, because a machine under load may stop it for seconds.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(30);
 const LONGEST_LINE: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
