@@ -5,7 +5,8 @@ use std::time::SystemTime;
 use clap::Args;
 use imp_embedded::report::Usage;
 use imp_runtime::status::{
-    DriverFacts, EnforcedLimit, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome, Stage, VmStatus,
+    BalloonFacts, DriverFacts, EnforcedLimit, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome,
+    Stage, VmStatus,
 };
 use serde::Serialize;
 
@@ -37,6 +38,8 @@ struct Shown {
     vmm_pid: Option<u32>,
     /// Of the VMM, while it lives.
     host_memory: Option<HostMemory>,
+    /// What the guest was asked to give back, and what of it is the host's by now.
+    balloon: Option<BalloonFacts>,
     driver: DriverFacts,
     kernel: KernelFacts,
     agent_version: Option<String>,
@@ -88,8 +91,13 @@ impl Shown {
             target: String::from_utf8_lossy(mount.target.as_slice()).into_owned(),
             read_only: mount.access == imp_runtime::spec::MountAccess::ReadOnly,
         });
+        let given = usage.as_ref().and_then(|usage| usage.given_bytes);
+        let balloon = vm
+            .balloon
+            .map(|balloon| BalloonFacts { given_bytes: given.unwrap_or(balloon.given_bytes), ..balloon });
         Self {
             listed: ps::Shown::new(&vm, now),
+            balloon,
             mounts: mounts.collect(),
             outcome: vm.outcome,
             base_key: vm.base_key,

@@ -24,12 +24,15 @@ impl Vm {
         else {
             return;
         };
-        let (context, digest, vmm) = (Arc::clone(&self.context), *digest, vmm.pid());
+        let (digest, vmm) = (*digest, vmm.pid());
+        // While this waits, it keeps no runtime from ending: the next one could not have the directory.
+        let (context, ended) = (Arc::downgrade(&self.context), self.context.ended.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = context.ended.cancelled() => return,
+                () = ended.cancelled() => return,
                 () = sleep(BEGUN) => {}
             }
+            let Some(context) = context.upgrade() else { return };
             let found = tokio::task::spawn_blocking(move || {
                 let snapshots = context.store.snapshots();
                 let memory = snapshots.place(&digest, Part::Memory);

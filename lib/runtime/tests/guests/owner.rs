@@ -5,14 +5,13 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use imp_runtime::spec::{BridgeSettings, Environment, VmSpec};
 use imp_runtime::status::{Event, State, VmStatus};
-use imp_runtime::{Config, Error, Runtime};
+use imp_runtime::{Config, Runtime};
 use serde::{Deserialize, Serialize};
 
-use super::host::{self, Host, LONG};
+use super::host::{self, Host};
 
 const ORDERS: &str = "IMP_TEST_ORDERS";
 const MARK: &str = "status: ";
@@ -53,19 +52,6 @@ fn owner_process() {
     runtime.block_on(own(orders));
 }
 
-/// The test that starts this process has let go of the directory, but its tasks may not have.
-async fn open(config: Config) -> Runtime {
-    let deadline = Instant::now() + LONG;
-    loop {
-        match Runtime::open(config.clone()).await {
-            Err(Error::Owned { .. }) if Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            opened => return opened.unwrap(),
-        }
-    }
-}
-
 async fn own(orders: Orders) {
     let Orders { data, runtime, guest_agent, firecracker, vms, template } = orders;
     let config = Config {
@@ -77,7 +63,7 @@ async fn own(orders: Orders) {
         qemu: None,
         bridge: BridgeSettings::default(),
     };
-    let runtime = open(config).await;
+    let runtime = Runtime::open(config).await.unwrap();
     let mut events = runtime.subscribe();
     let mut thens = std::collections::HashMap::new();
     if let Some(spec) = template {
