@@ -79,6 +79,10 @@ fn what_the_kernel_makes_up_is_copied_whole_and_what_cannot_be_copied_is_named()
         );
         assert_eq!(fs::read_to_string(imp.folder().join("odd/file"))?, "x\n");
         assert!(imp.folder().join("odd/fifo").exists());
+        // A tree that holds such a file system: none of what is made up below it is content.
+        imp.run(["cp", "vm:/", "all"])?.good()?;
+        assert!(imp.folder().join("all/bin").exists());
+        assert_eq!(fs::read_dir(imp.folder().join("all/proc"))?.count(), 0);
         let came = imp.run(["cp", "vm:/dev/null", "device"])?;
         assert!(came.code == Some(1) && came.stderr.contains("nothing was copied"), "{}", came.stderr);
         imp.end()
@@ -95,18 +99,31 @@ fn the_same_is_so_for_what_this_machines_kernel_makes_up_and_for_what_cannot_be_
         let tree = imp.folder().join("with-odd-files");
         fs::create_dir(&tree)?;
         fs::write(tree.join("file"), "x\n")?;
-        let _socket = std::os::unix::net::UnixListener::bind(tree.join("socket"))?;
+        let socket = std::os::unix::net::UnixListener::bind(tree.join("socket"))?;
         let came = imp.run(["cp", "with-odd-files", "vm:/tmp/from-here"])?;
         assert_eq!(
             (came.code, came.stderr.as_str()),
             (Some(0), "warning: socket is a socket and was left out\n")
         );
         assert_eq!(sh(&imp, "ls -A /tmp/from-here; cat /tmp/from-here/file")?, "file\nx\n");
+        // Pipes and further names of a file are as they were.
+        let odd = imp.folder().join("pipes-and-links");
+        fs::create_dir(&odd)?;
+        fs::write(odd.join("a"), "x\n")?;
+        fs::hard_link(odd.join("a"), odd.join("b"))?;
+        rustix::fs::mkfifoat(rustix::fs::CWD, odd.join("pipe"), rustix::fs::Mode::RUSR)?;
+        imp.run(["cp", "pipes-and-links", "vm:/tmp/odd-links"])?.good()?;
+        assert_eq!(
+            sh(&imp, "cd /tmp/odd-links; ls; stat -c %h a; [ a -ef b ] && [ -p pipe ] && echo same")?,
+            "a\nb\npipe\n2\nsame\n"
+        );
         for path in ["with-odd-files/socket", "/dev/null"] {
             let came = imp.run(["cp", path, "vm:/tmp/odd-one"])?;
             assert!(came.code == Some(1) && came.stderr.contains("nothing was copied"), "{}", came.stderr);
             assert_eq!(sh(&imp, "ls -d /tmp/odd-one 2>/dev/null || echo none")?, "none\n");
         }
+        drop(socket);
+        fs::remove_dir_all(tree)?;
         imp.end()
     })
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <lab>/kernels/<digest>/…, default                      a kernel bundle, as in kernel.rs, with a node's modules
+//! <lab>/older-kernels/<digest>/…, default                the same with a guest's modules, of a kernel without VMGENID
 //! <lab>/firecracker/<digest>/{firecracker,jailer}        digest of both
 //! <lab>/firecracker/default -> <digest>
 //! ```

@@ -132,10 +132,9 @@ pub(crate) fn complain(text: &str) {
     say(&format!("{} {}", colored(Color::Red, "error:"), plain(text)));
 }
 
-/// Without what a terminal would obey: errors quote images, registries and guests.
+/// Errors quote images, registries and guests, line by line.
 fn plain(text: &str) -> String {
-    let obeyed = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
-    text.replace(obeyed, "\u{fffd}")
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 /// Says on stderr what is worth knowing.
@@ -180,6 +179,11 @@ fn paint(color: Color, text: &str, stream: &impl IsTerminal) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_keeps_its_lines_and_steers_no_terminal() {
+        assert_eq!(plain("one\n\x1b[2Jtwo\r"), "one\n\u{fffd}[2Jtwo\u{fffd}");
+    }
 
     #[derive(Serialize)]
     struct Thing {

@@ -3,22 +3,20 @@
 //! Everything is read here, once, and handed on as plain values. (Of paths, flags and variables arrive merged.)
 
 use std::ffi::OsString;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use imp_embedded::layout::Layout;
 use imp_runtime::DriverChoice;
+use imp_runtime::made_up;
 use imp_runtime::spec::{BridgeSettings, Outside, Pool, PoolError};
 use imp_storage::image::registry::settings::{RegistrySettings, docker_config};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Deserialize;
 
 use crate::args::Global;
-
-/// Bytes of a settings file that are read.
-const LARGEST: u64 = 1 << 20;
 
 /// How long an owner without VMs and clients stays.
 const IDLE: Duration = Duration::from_secs(60);
@@ -263,14 +261,14 @@ impl File {
     }
 }
 
-/// No FIFO makes this wait, no device is read.
+/// No FIFO makes this wait, no device is read, and a file that is too large is refused rather than cut.
 fn read_regular(path: &Path) -> io::Result<String> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    io::read_to_string(file.take(LARGEST))
+    String::from_utf8(made_up::content(file)?).map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -282,7 +280,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
-        assert!(matches!(File::read(&pipe), Err(Error::Read { path, .. }) if path == pipe));
+        let large = folder.path().join("large");
+        std::fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
+        for refused in [pipe, large] {
+            assert!(matches!(File::read(&refused), Err(Error::Read { path, .. }) if path == refused));
+        }
     }
 
     fn root() -> World {

@@ -281,3 +281,15 @@ fn attributes(file: &OwnedFd) -> Vec<(Vec<u8>, Vec<u8>)> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_makes_up_is_told_from_what_is_stored() {
+        let made_up = |path: &Path| is_made_up(&openat(CWD, path, DIRECTORY, Mode::empty()).unwrap());
+        assert!(made_up(Path::new("/proc")) && made_up(Path::new("/sys")));
+        assert!(!made_up(tempfile::tempdir().unwrap().path()));
+    }
+}
