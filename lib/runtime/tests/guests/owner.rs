@@ -35,6 +35,8 @@ pub(crate) enum Then {
     /// With a grace that is longer than any test.
     Stop,
     Exec,
+    /// What runs does not hear that it should end, so that the machine takes its time to.
+    ExecStubborn,
     /// Again and again.
     Fork,
     /// Once it is deaf.
@@ -94,6 +96,9 @@ async fn own(orders: Orders) {
             }
             Some(Then::Exec) => {
                 drop(tokio::spawn(async move { host::try_exec(&runtime, &id, "touch /in-exec; cat").await }));
+            }
+            Some(Then::ExecStubborn) => {
+                drop(tokio::spawn(async move { host::try_exec(&runtime, &id, host::STUBBORN).await }));
             }
             Some(Then::Fork) => {
                 drop(tokio::spawn(async move { super::fork::for_ever(&runtime, &id).await }));
