@@ -64,21 +64,31 @@ pub(super) fn against(
     [name_in, name_out]: [&'static str; 2],
 ) -> anyhow::Result<Vec<Line>> {
     let agent = machine.guest(vm)?;
+    // What a copy before has left to be written to the host's disk would be written during this one.
+    let settle = rustix::fs::sync;
     let [write, read, take, give] = alternate(
         ROUNDS,
         [
             &mut || {
+                settle();
                 time(|| {
                     machine.runtime.block_on(guest::copy_in(&agent, machine.lane(vm)?, FILE, SIZE as u64))
                 })
             },
             &mut || {
+                settle();
                 time(|| {
                     machine.runtime.block_on(guest::copy_out(&agent, machine.lane(vm)?, FILE, SIZE as u64))
                 })
             },
-            &mut || time(|| machine.runtime.block_on(raw_in(&mut channel.borrow_mut()))),
-            &mut || time(|| machine.runtime.block_on(raw_out(&mut channel.borrow_mut()))),
+            &mut || {
+                settle();
+                time(|| machine.runtime.block_on(raw_in(&mut channel.borrow_mut())))
+            },
+            &mut || {
+                settle();
+                time(|| machine.runtime.block_on(raw_out(&mut channel.borrow_mut())))
+            },
         ],
     )?;
     // 0.7 of the throughput is 1 / 0.7 of the time.
