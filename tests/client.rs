@@ -49,6 +49,9 @@ fn a_misspelt_name_brings_the_right_one() -> anyhow::Result<()> {
     let came = imp.run(["stop", "databse"])?;
     assert_eq!(came.code, Some(1));
     assert!(came.stderr.contains("did you mean \"database\"?"), "{}", came.stderr);
+    let came = imp.run(["rm", "database"])?;
+    let running = "it is running: stop it first with `imp stop`, or remove it with `imp rm -f`\n";
+    assert!(came.code == Some(1) && came.stderr.ends_with(running), "{}", came.stderr);
     assert_eq!(imp.run(["kill", "database"])?.code, Some(0));
     assert_eq!(imp.run(["wait", "database"])?.good()?, "137\n");
     imp.end()

@@ -8,6 +8,7 @@ use std::process::Stdio;
 
 use anyhow::Context as _;
 use imp_testkit::imp::{Imp, SharedVm, finish, wait_until};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 use super::driver::on_driver;
 use crate::DRIVER;
@@ -25,7 +26,14 @@ fn a_tree_goes_in_and_comes_out_the_same() -> anyhow::Result<()> {
         fs::write(tree.join("sub/file"), vec![7; 3_000_000])?;
         fs::set_permissions(tree.join("sub/file"), fs::Permissions::from_mode(0o640))?;
         symlink("/nowhere", tree.join("link"))?;
+        // Two seconds before 1970.
+        let old = Timespec { tv_sec: -2, tv_nsec: 0 };
+        let old = Timestamps { last_access: old, last_modification: old };
+        for name in ["sub/file", "link"] {
+            utimensat(CWD, tree.join(name), &old, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
         imp.run(["cp", "tree", "vm:/srv/copy"])?.good()?;
+        assert_eq!(sh(&imp, "stat -c %Y /srv/copy/sub/file /srv/copy/link")?, "-2\n-2\n");
         let seen = sh(&imp, "stat -c '%a %u %s' /srv/copy/sub/file; readlink /srv/copy/link")?;
         assert_eq!(seen, "640 0 3000000\n/nowhere\n");
         // Into a directory that exists, and its contents only.
@@ -37,6 +45,10 @@ fn a_tree_goes_in_and_comes_out_the_same() -> anyhow::Result<()> {
         let back = imp.folder().join("back/file");
         assert_eq!(fs::read(&back)?, vec![7; 3_000_000]);
         assert_eq!(fs::metadata(&back)?.mode() & 0o777, 0o640);
+        imp.run(["cp", "vm:/srv/copy", "out"])?.good()?;
+        for name in ["sub/file", "link"] {
+            assert_eq!(fs::symlink_metadata(imp.folder().join("out").join(name))?.mtime(), -2, "{name}");
+        }
         imp.end()
     })
 }

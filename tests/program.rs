@@ -50,6 +50,7 @@ fn a_log_is_shown_whole_in_part_and_as_it_grows() -> anyhow::Result<()> {
         assert_eq!(imp.run(["logs", "web"])?.good()?, "one\ntwo\n");
         assert_eq!(imp.run(["logs", "--since", "2001-01-01T00:00:00Z", "web"])?.good()?, "one\ntwo\n");
         assert_eq!(imp.run(["logs", "--since", "2999-01-01T00:00:00Z", "web"])?.good()?, "");
+        assert_eq!(imp.run(["logs", "--tail", "all", "--since", "2001-01-01", "web"])?.good()?, "one\ntwo\n");
         let stamped = imp.run(["logs", "-t", "web"])?.good()?;
         assert!(stamped.lines().all(|line| line.starts_with("20") && line.contains("Z ")), "{stamped}");
         assert!(imp.run(["logs", "--console", "web"])?.code == Some(0));
@@ -89,6 +90,12 @@ fn the_input_of_a_vm_in_the_background_is_there_for_one_after_the_other() -> any
             child.kill()?;
             child.wait()?;
         }
+        // Nor is it the program's end that nobody reads this output any more.
+        let mut child = imp.command(["attach", "web"]).stdin(Stdio::piped()).spawn()?;
+        drop(child.stdout.take());
+        child.stdin.as_mut().context("no stdin")?.write_all(b"three\n")?;
+        assert_eq!(finish(child)?.code, Some(141));
+        assert_eq!(imp.run(["exec", "web", "echo", "there"])?.good()?, "there\n");
         imp.end()
     })
 }

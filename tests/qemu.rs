@@ -5,6 +5,7 @@ use imp_testkit::imp::Driver;
 /// What runs the guests of these tests.
 const DRIVER: Driver = Driver::Qemu;
 
+mod after_restore;
 mod carry;
 mod client;
 mod crash;

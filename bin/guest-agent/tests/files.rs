@@ -162,20 +162,20 @@ async fn a_hole_of_an_archive_takes_no_room_and_no_time_after_its_sender_has_lef
     builder.append_path_with_name(&small, "large").unwrap();
     let archive = builder.into_inner().unwrap();
     let mut call = Box::pin(unpack(&host, &to, &archive));
-    let large = to.join("large");
-    while !large.exists() {
+    // It gets its name when it is whole: only a descriptor shows it.
+    let open = || {
+        fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|open| open.parent() == Some(to.as_path())))
+    };
+    while !open() {
         tokio::select! {
             ended = &mut call => panic!("it cannot be unpacked yet: {ended:?}"),
             () = tokio::task::yield_now() => {}
         }
     }
     drop(call);
-    let open = || {
-        fs::read_dir("/proc/self/fd")
-            .unwrap()
-            .flatten()
-            .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == large))
-    };
     while open() {
         tokio::task::yield_now().await;
     }
@@ -267,6 +267,29 @@ async fn an_archive_that_ends_between_two_members_is_not_taken_for_a_whole_one()
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("no end"), "{refused}");
     assert_eq!(unpack(&host, directory.path(), &whole).await.unwrap().entries, 2);
+}
+
+#[tokio::test]
+async fn a_large_member_takes_the_place_of_a_file_when_it_is_whole_and_keeps_a_time_before_1970() {
+    let (host, directory) = (Host::connect().await, tempfile::tempdir().unwrap());
+    let path = directory.path().join("large");
+    fs::write(&path, "old").unwrap();
+    let content = vec![7; 3_000_000];
+    let mut header = tar::Header::new_gnu();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o640);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime((-7_i64).cast_unsigned());
+    let mut archive = tar::Builder::new(Vec::new());
+    archive.append_data(&mut header, "large", &content[..]).unwrap();
+    let whole = archive.into_inner().unwrap();
+    unpack(&host, directory.path(), &whole[..2_000_000]).await.unwrap_err();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    unpack(&host, directory.path(), &whole).await.unwrap();
+    let large = fs::metadata(&path).unwrap();
+    assert_eq!((large.len(), large.mode() & 0o777, large.mtime()), (3_000_000, 0o640, -7));
 }
 
 #[tokio::test]

@@ -73,6 +73,7 @@ pub(crate) struct Wiring {
     pub(crate) stdin: Stdin,
     pub(crate) terminal: Terminal,
     pub(crate) signals: Signals,
+    pub(crate) reader: Reader,
     pub(crate) detach_keys: DetachKeys,
 }
 
@@ -97,6 +98,15 @@ pub(crate) enum Signals {
     PassedOn,
     /// They end this command, and the program goes on.
     Kept,
+}
+
+/// Who reads the program's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Only whoever reads this command's: the program hears of it when they go away.
+    Only,
+    /// Others may: it is nothing to the program that one goes away.
+    OneOfMany,
 }
 
 /// How a session ended.
@@ -159,6 +169,7 @@ pub(crate) async fn run(
         raw,
         room,
         signals: wiring.signals,
+        reader: wiring.reader,
         started: Started::NotYet,
         requests_to_end: 0,
     };
@@ -182,6 +193,7 @@ struct Pump {
     raw: Option<RawMode>,
     room: watch::Sender<Room>,
     signals: Signals,
+    reader: Reader,
     started: Started,
     requests_to_end: u32,
 }
@@ -240,10 +252,15 @@ impl Pump {
             match written {
                 Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                    // What the program would get if it wrote to the pipe itself.
-                    self.pass_on("SIGPIPE".to_owned());
-                    // One that does not mind goes on without its reader.
-                    let _ = tokio::time::timeout(LAST_OUTPUT, until_exit(program)).await;
+                    match self.reader {
+                        Reader::Only => {
+                            // What the program would get if it wrote to the pipe itself.
+                            self.pass_on("SIGPIPE".to_owned());
+                            // One that does not mind goes on without its reader.
+                            let _ = tokio::time::timeout(LAST_OUTPUT, until_exit(program)).await;
+                        }
+                        Reader::OneOfMany => {}
+                    }
                     return Ok(End::BrokenPipe);
                 }
                 Err(error) => return Err(error).context("cannot write the program's output"),

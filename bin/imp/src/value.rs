@@ -2,15 +2,19 @@
 
 use std::time::{Duration, SystemTime};
 
-use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum Error {
     #[error("write a number of bytes, or one with k, m, g or t behind it, as in 512m")]
     Bytes,
-    #[error("write seconds, or a number with ms, s, m or h behind it, as in 90s")]
+    #[error("write seconds, or numbers with ms, s, m or h behind them, as in 90s or 1h30m")]
     Duration,
-    #[error("write a time like 2025-01-31T12:00:00Z, or how long ago, as in 10m")]
+    #[error(
+        "write a time like 2025-01-31T12:00:00Z or 2025-01-31, seconds since 1970, or how long ago, as in 10m"
+    )]
     Time,
     #[error("write a number of processors from 0.01 to 255, as in 1.5")]
     Cpus,
@@ -23,21 +27,21 @@ pub(crate) fn bytes(text: &str) -> Result<u64, Error> {
 
 /// Seconds when no unit is written.
 pub(crate) fn duration(text: &str) -> Result<Duration, Error> {
-    let (number, unit) = split(text.trim());
-    let number: f64 = number.parse().map_err(|_| Error::Duration)?;
-    let seconds = match unit {
-        "ms" => number / 1000.0,
-        "" | "s" => number,
-        "m" => number * 60.0,
-        "h" => number * 3600.0,
-        _ => return Err(Error::Duration),
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|_| Error::Duration)
+    let text = text.trim();
+    if let Some(seconds) = seconds(text) {
+        return Ok(seconds);
+    }
+    let span: SignedDuration = text.parse().map_err(|_| Error::Duration)?;
+    Duration::try_from(span).map_err(|_| Error::Duration)
 }
 
-/// An instant, or how long before `now` it was.
+/// An instant, as docker takes it, or how long before `now` it was. One without a zone is in UTC, as all that is shown.
 pub(crate) fn time(text: &str, now: SystemTime) -> Result<SystemTime, Error> {
-    if let Ok(timestamp) = text.parse::<Timestamp>() {
+    if let Some(seconds) = seconds(text) {
+        return SystemTime::UNIX_EPOCH.checked_add(seconds).ok_or(Error::Time);
+    }
+    let without_zone = || text.parse::<DateTime>()?.to_zoned(TimeZone::UTC).map(|time| time.timestamp());
+    if let Ok(timestamp) = text.parse::<Timestamp>().or_else(|_| without_zone()) {
         return Ok(timestamp.into());
     }
     let ago = duration(text).map_err(|_| Error::Time)?;
@@ -53,9 +57,11 @@ pub(crate) fn cpu_millis(text: &str) -> Result<u32, Error> {
     Ok((number * 1000.0).round() as u32)
 }
 
-fn split(text: &str) -> (&str, &str) {
-    let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
-    text.split_at(end)
+/// A number without a unit.
+fn seconds(text: &str) -> Option<Duration> {
+    let plain = text.bytes().all(|letter| letter.is_ascii_digit() || letter == b'.');
+    let number: f64 = text.parse().ok().filter(|_| plain)?;
+    Duration::try_from_secs_f64(number).ok()
 }
 
 /// "1.5 GiB": three digits at the most, in powers of 1024.
@@ -117,13 +123,20 @@ mod tests {
         assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "s", "-1", "1d", "1e400"] {
+        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
+        for bad in ["", "s", "-1", "-1h", "1d", "1e400", "1e4"] {
             assert_eq!(duration(bad), Err(Error::Duration), "{bad}");
         }
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
         assert_eq!(time("10m", now), Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(400)));
         assert_eq!(time("1970-01-01T00:00:07Z", now), Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(7)));
-        assert_eq!(time("yesterday", now), Err(Error::Time));
+        let day = Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400));
+        for same in ["1970-01-02", "1970-01-02T00:00:00", "1970-01-02T01:00:00+01:00", "86400", "86400.0"] {
+            assert_eq!(time(same, now), day, "{same}");
+        }
+        for bad in ["yesterday", "", "1970-13-01", "1h ago"] {
+            assert_eq!(time(bad, now), Err(Error::Time), "{bad}");
+        }
     }
 
     #[test]

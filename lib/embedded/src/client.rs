@@ -29,7 +29,9 @@ pub enum Error {
     #[error("{}", .0.message())]
     Refused(Box<Status>),
     /// The transport's own words say nothing to a user.
-    #[error("the connection to the owner of the VMs broke; run the command again")]
+    #[error(
+        "the connection to the VM, or to the owner of the VMs, broke; `imp ps` says what is left, then run the command again"
+    )]
     Lost(Box<Status>),
     #[error("the owner of the VMs gave an answer that this version does not understand")]
     Answer(#[from] convert::Error),

@@ -65,7 +65,10 @@ pub enum NetworkError {
     NameSockets { vm: VmName, source: io::Error },
     #[error("cannot open addresses for VM {vm}")]
     Admit { vm: VmName, source: NetlinkError },
-    #[error("the tap of VM {vm} is still held after {} ms: its VMM has not ended", patience.as_millis())]
+    #[error(
+        "the tap of VM {vm} is still held after {} ms, by a VMM that was killed and has not ended or by another program: end \
+         that and start the VM again", patience.as_millis()
+    )]
     TapHeld { vm: VmName, patience: Duration },
     #[error("cannot open the tap of VM {vm}")]
     Tap { vm: VmName, source: io::Error },

@@ -4,6 +4,7 @@
 //! Messages of the owner's socket go no further than lib/embedded, which has both ends of it. Those of a guest are also in
 //! the hands of the commands that call its services: what copies files or leads ports is made of such calls.
 
+pub mod archive_time;
 pub mod causes;
 pub mod connection;
 pub mod hello;

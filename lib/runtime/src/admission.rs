@@ -66,9 +66,9 @@ pub enum Refusal {
     #[error("{wanted} processors wanted, the machine has {cpus}: use --cpus {cpus}")]
     Cpus { wanted: u32, cpus: u32 },
     #[error(
-        "not enough disk space: a scratch disk of {} MiB may grow past the {} MiB that are free, of which running VMs may \
-         still take {} MiB: use less with --disk, or free some with `imp prune`",
-         scratch / MIB, available / MIB, outstanding / MIB
+        "not enough disk space: a scratch disk of {} MiB may grow past the {} MiB that are free, of which {} MiB are kept for \
+         the host and running VMs may still take {} MiB: use less with --disk, or free some with `imp prune`",
+         scratch / MIB, available / MIB, DISK_RESERVE / MIB, outstanding / MIB
     )]
     Disk { scratch: u64, available: u64, outstanding: u64 },
     #[error("not enough processes: the VM needs {need} threads, {available} may still be started")]
@@ -153,7 +153,7 @@ mod tests {
         let disks = Machine { scratch_outstanding: 19 * GIB, ..machine() };
         assert_eq!(disks.admit(need()), Ok(()));
         let refusal = disks.admit(Need { scratch: 20 * GIB, ..need() }).unwrap_err().to_string();
-        assert!(refusal.contains("19456 MiB"), "{refusal}");
+        assert!(refusal.contains("19456 MiB") && refusal.contains("256 MiB are kept"), "{refusal}");
         let threads = Machine { threads_available: 280, ..machine() };
         assert!(matches!(threads.admit(need()), Err(Refusal::Threads { need: 33, available: 280 })));
         assert!(machine().admit(Need { memory: u64::MAX, ..need() }).is_err());

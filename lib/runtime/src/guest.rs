@@ -24,6 +24,8 @@ use crate::vmm::{self, Machine};
 use crate::{network, random};
 
 mod archive;
+#[cfg(test)]
+mod greet_tests;
 mod lane;
 mod main_process;
 mod pack;

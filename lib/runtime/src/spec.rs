@@ -127,6 +127,9 @@ impl fmt::Display for Arguments {
 #[derive(Clone, Default)]
 pub struct Environment(Vec<Vec<u8>>);
 
+/// Linux starts no program with more: a quarter of the usual limit of its stack.
+const MOST_ENVIRONMENT: usize = 2 << 20;
+
 impl Environment {
     /// `NAME=value` each; later ones win.
     pub fn new(variables: impl IntoIterator<Item = impl Into<Vec<u8>>>) -> Result<Self, Error> {
@@ -139,6 +142,10 @@ impl Environment {
                 None | Some(0) => return Err(Error::NotAVariable),
                 Some(_) => {}
             }
+        }
+        let bytes = variables.iter().map(Vec::len).sum();
+        if bytes > MOST_ENVIRONMENT {
+            return Err(Error::LargeEnvironment { bytes });
         }
         Ok(Self(variables))
     }
@@ -357,11 +364,24 @@ pub enum Error {
     Nul,
     #[error("an environment variable must look like NAME=value")]
     NotAVariable,
+    #[error(
+        "the environment has {bytes} bytes and may have {MOST_ENVIRONMENT}: give large values as a file, with -v or `imp cp`"
+    )]
+    LargeEnvironment { bytes: usize },
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_environment_that_no_program_could_have_is_refused() {
+        let of = |bytes| Environment::new([[b"A=", &vec![b'x'; bytes - 2][..]].concat()]);
+        assert!(of(MOST_ENVIRONMENT).is_ok());
+        assert!(
+            matches!(of(MOST_ENVIRONMENT + 1), Err(Error::LargeEnvironment { bytes }) if bytes > MOST_ENVIRONMENT)
+        );
+    }
 
     #[test]
     fn a_secret_in_the_environment_reaches_neither_debug_nor_disk() {

@@ -1,6 +1,7 @@
 //! What is known of a VM, as it is shown and kept.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -107,6 +108,21 @@ pub enum State {
     Stopping,
     /// Nothing of it runs any more.
     Stopped,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Created => "created",
+            Self::Starting => "starting",
+            Self::Prepared => "prepared",
+            Self::Running => "running",
+            Self::Asleep => "asleep",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+        })
+    }
 }
 
 impl State {
@@ -260,4 +276,25 @@ pub struct Usage {
 pub enum Event {
     Changed(std::sync::Arc<VmStatus>),
     Removed(VmId),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_told_in_the_word_in_which_it_is_listed() {
+        for state in [
+            State::Created,
+            State::Starting,
+            State::Prepared,
+            State::Running,
+            State::Asleep,
+            State::Paused,
+            State::Stopping,
+            State::Stopped,
+        ] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.to_string());
+        }
+    }
 }

@@ -20,5 +20,6 @@ pub mod spawn;
 pub mod tap;
 pub mod tcp;
 pub mod tsc;
+pub mod unnamed;
 pub mod verity;
 pub mod vsock;

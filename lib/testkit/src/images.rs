@@ -26,7 +26,8 @@ const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000:app:/srv/
 const GROUP: &[u8] = b"root:x:0:\napp:x:1000:\nwheel:x:10:app\nnogroup:x:65534:\n";
 
 /// Debian with Python, in three layers: Debian, an application, and the removal of files of the first.
-/// Entry point `python3`, command `/srv/app/main.py`, user `app` (1000), port 8080, stop signal SIGINT.
+/// Entry point `python3`, command `/srv/app/main.py`, user `app` (1000), port 8080, stop signal SIGINT. `/srv/app/draw.py`
+/// draws random numbers, and a hook tells it when it goes on in another machine.
 pub fn python() -> anyhow::Result<PathBuf> {
     python::layout()
 }

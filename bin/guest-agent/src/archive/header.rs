@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use imp_protocol::archive_time;
 use tar::{EntryType, Header};
 
 /// What stands in a member's header.
@@ -48,9 +49,10 @@ impl Described<'_> {
             record(&mut records, b"size", self.size.to_string().as_bytes());
         }
         let (seconds, nanoseconds) = self.modified;
-        header.set_mtime(u64::try_from(seconds).unwrap_or(0).min(LARGEST_SIZE));
-        if nanoseconds > 0 || seconds < 0 {
-            record(&mut records, b"mtime", time(seconds, nanoseconds).as_bytes());
+        let (field, modified) = archive_time::told(seconds, nanoseconds);
+        header.set_mtime(field);
+        if let Some(modified) = modified {
+            record(&mut records, archive_time::MODIFIED.as_bytes(), modified.as_bytes());
         }
         if let Some((major, minor)) = self.device {
             header.set_device_major(major)?;
@@ -101,28 +103,6 @@ fn set_name(header: &mut Header, name: &[u8]) -> Option<()> {
     (name.len() < field.len()).then_some(())
 }
 
-/// Seconds with a fraction, as PAX has them: the fraction counts away from zero.
-fn time(seconds: i64, nanoseconds: u32) -> String {
-    if seconds < 0 && nanoseconds > 0 {
-        format!("-{}.{:09}", -(seconds + 1), 1_000_000_000 - nanoseconds)
-    } else {
-        format!("{seconds}.{nanoseconds:09}")
-    }
-}
-
-/// The other direction: nanoseconds of a PAX time.
-pub(super) fn parse_time(text: &str) -> Option<i64> {
-    let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
-    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
-    let total = seconds
-        .parse::<i64>()
-        .ok()?
-        .checked_mul(1_000_000_000)?
-        .checked_add(digits.parse::<u32>().ok()?.into())?;
-    Some(if negative { -total } else { total })
-}
-
 /// "length key=value\n", the length counting itself.
 fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
@@ -146,23 +126,6 @@ mod tests {
             let told: usize =
                 std::str::from_utf8(&records).unwrap().split(' ').next().unwrap().parse().unwrap();
             assert_eq!(told, records.len());
-        }
-    }
-
-    #[test]
-    fn times_survive_also_before_the_epoch() {
-        for (seconds, nanoseconds) in
-            [(0, 1), (5, 0), (1_700_000_000, 123_456_789), (-1, 500_000_000), (-7, 0), (-2, 1)]
-        {
-            assert_eq!(
-                parse_time(&time(seconds, nanoseconds)),
-                Some(seconds * 1_000_000_000 + i64::from(nanoseconds))
-            );
-        }
-        assert_eq!(parse_time("12"), Some(12_000_000_000));
-        assert_eq!(parse_time("1.5"), Some(1_500_000_000));
-        for text in ["", "x", "1.x", "99999999999999999999"] {
-            assert_eq!(parse_time(text), None, "{text}");
         }
     }
 }

@@ -8,7 +8,9 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use imp_protocol::archive_time;
 use imp_sys::allowance::Allowance;
+use imp_sys::unnamed;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat,
     mknodat, openat, openat2, symlinkat, unlinkat, utimensat,
@@ -16,10 +18,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tar::{Archive, EntryType};
 
-use super::header::parse_time;
 use super::member::MemberName;
 use super::shown;
-use crate::files::{Content, Error, NewAttributes, Piece, Zeros};
+use crate::files::{CHUNK, Content, Error, NewAttributes, Piece, Zeros};
 
 const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -111,7 +112,7 @@ impl Unpacker<'_> {
             gid: self.owner.gid.or(extended.gid).unwrap_or(number(header.gid())? as u32),
             modified_nanoseconds: Some(match extended.modified {
                 Some(modified) => modified,
-                None => i64::try_from(number(header.mtime())?).unwrap_or(0).saturating_mul(1_000_000_000),
+                None => archive_time::of_field(number(header.mtime())?),
             }),
         };
         self.done.entries += 1;
@@ -125,6 +126,9 @@ impl Unpacker<'_> {
             return self.directory(&name, directory, own, &attributes, &extended);
         }
         self.parent_of(&name, directory)?;
+        if matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse) {
+            return self.file(&name, own, &mut entry, &attributes, &extended);
+        }
         self.clear_the_way(&name, own)?;
         let failed = self.failed(&name);
         let parent = self.parent(&name)?;
@@ -152,9 +156,6 @@ impl Unpacker<'_> {
                 rustix::fs::chmodat(parent, own, Mode::from_raw_mode(attributes.mode), AtFlags::empty())
                     .map_err(self.failed(&name))?;
                 self.apply_to_link(&name, own, &attributes)
-            }
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.file(&name, own, &mut entry, &attributes, &extended)
             }
             _ => Err(Error::Member(
                 shown(self.path, name.as_bytes()).display().to_string(),
@@ -199,8 +200,19 @@ impl Unpacker<'_> {
         attributes: &NewAttributes,
         extended: &Extended,
     ) -> Result<(), Error> {
-        let file =
-            openat(self.parent(name)?, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?;
+        // What is written at once is not worth the kernel's list of files without names.
+        let large = entry.size() > CHUNK as u64;
+        let parent = self.parent(name)?;
+        let unnamed = if large { unnamed::create(parent).map_err(self.failed(name))? } else { None };
+        let gets_its_name_later = unnamed.is_some();
+        let file = match unnamed {
+            Some(file) => file,
+            None => {
+                self.clear_the_way(name, own)?;
+                openat(parent, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?
+            }
+        };
+        let mut left = entry.size();
         let mut content = Content::new(file, std::mem::take(&mut self.piece), Zeros::Holes);
         loop {
             let count = entry.read(content.room()).map_err(Error::Archive)?;
@@ -210,14 +222,22 @@ impl Unpacker<'_> {
             if !(self.goes_on)() {
                 return Err(Error::Archive(io::ErrorKind::BrokenPipe.into()));
             }
+            left = left.saturating_sub(count as u64);
             self.done.bytes += count as u64;
             content.advance(count).map_err(self.failed(name))?;
         }
         let (file, piece) = content.finish().map_err(self.failed(name))?;
         self.piece = piece;
+        // The library takes the end of the stream for that of the file.
+        if left > 0 {
+            return Err(Error::Archive(io::ErrorKind::UnexpectedEof.into()));
+        }
         // Owner and mode first: changing the owner takes capabilities away.
         attributes.apply(&file).map_err(self.failed(name))?;
         extended.apply(&file);
+        if gets_its_name_later {
+            unnamed::name(&file, self.parent(name)?, own).map_err(self.failed(name))?;
+        }
         Ok(())
     }
 
@@ -330,7 +350,9 @@ impl Extended {
             let record = record.map_err(Error::Archive)?;
             let text = || std::str::from_utf8(record.value_bytes()).ok();
             match record.key_bytes() {
-                b"mtime" => extended.modified = text().and_then(parse_time),
+                key if key == archive_time::MODIFIED.as_bytes() => {
+                    extended.modified = text().and_then(archive_time::of_record);
+                }
                 b"uid" => extended.uid = text().and_then(|uid| uid.parse().ok()),
                 b"gid" => extended.gid = text().and_then(|gid| gid.parse().ok()),
                 // Its content is a map and then the parts: unpacked as it stands it would be another file.

@@ -38,6 +38,7 @@ impl Attach {
                 // A size that a program without a terminal is sent means nothing to it.
                 terminal: session::Terminal::Own,
                 signals: if self.sig_proxy { Signals::PassedOn } else { Signals::Kept },
+                reader: session::Reader::OneOfMany,
                 detach_keys: self.detach_keys.clone(),
             };
             match session::run(

@@ -90,6 +90,7 @@ impl Exec {
             stdin: if self.interactive { Stdin::Sent } else { Stdin::None },
             terminal: if self.tty { session::Terminal::Own } else { session::Terminal::None },
             signals: Signals::PassedOn,
+            reader: session::Reader::Only,
             detach_keys: self.detach_keys.clone(),
         };
         match session::run(&mut program, &wiring, &mut Interrupts::catch()?, &mut Written::default()).await {

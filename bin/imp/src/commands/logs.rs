@@ -1,6 +1,7 @@
 //! `imp logs`
 
 use std::io::{Write, stderr, stdout};
+use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -20,10 +21,11 @@ pub(crate) struct Logs {
     /// Go on until the VM has stopped
     #[arg(short, long)]
     follow: bool,
-    /// Only the last so many lines
-    #[arg(short = 'n', long, value_name = "LINES")]
-    tail: Option<u64>,
-    /// Only from this time on: 2025-01-31T12:00:00Z, or how long ago, as in 10m
+    /// Only the last so many lines, or all
+    #[arg(short = 'n', long, value_name = "LINES", default_value = "all")]
+    tail: Lines,
+    /// Only from this time on: 2025-01-31T12:00:00Z or 2025-01-31 (UTC without a zone), seconds since 1970, or how long
+    /// ago, as in 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
     /// Put the time before each line
@@ -34,12 +36,34 @@ pub(crate) struct Logs {
     console: bool,
 }
 
+/// How much of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lines {
+    All,
+    Last(u64),
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("write a number of lines, or all")]
+struct NotLines;
+
+impl FromStr for Lines {
+    type Err = NotLines;
+
+    fn from_str(text: &str) -> Result<Self, NotLines> {
+        if text == "all" { Ok(Self::All) } else { text.parse().map(Self::Last).map_err(|_| NotLines) }
+    }
+}
+
 impl Logs {
     pub(crate) fn run(self, context: &Context) -> Outcome {
         let since = self.since.as_deref().map(|since| value::time(since, SystemTime::now())).transpose()?;
         let mut query = LogQuery {
             follow: if self.follow { Follow::UntilStopped } else { Follow::No },
-            tail: self.tail,
+            tail: match self.tail {
+                Lines::All => None,
+                Lines::Last(lines) => Some(lines),
+            },
             since,
             source: if self.console { LogSource::Console } else { LogSource::Main },
         };
@@ -104,6 +128,13 @@ fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_a_number_or_all() {
+        let lines = |text: &str| text.parse::<Lines>().ok();
+        assert_eq!((lines("all"), lines("0")), (Some(Lines::All), Some(Lines::Last(0))));
+        assert_eq!((lines("-1"), lines("ALL"), lines("")), (None, None, None));
+    }
 
     #[test]
     fn each_line_gets_one_stamp_also_when_it_comes_in_pieces() {

@@ -236,6 +236,7 @@ impl Run {
             stdin: if self.interactive { Stdin::Sent } else { Stdin::None },
             terminal: if self.tty { session::Terminal::Own } else { session::Terminal::None },
             signals: if self.sig_proxy { Signals::PassedOn } else { Signals::Kept },
+            reader: session::Reader::Only,
             detach_keys: self.detach_keys.clone(),
         };
         let mut program = Program::Main(Box::new(attached));

@@ -84,8 +84,8 @@ fn header(kind: EntryType, meta: &Metadata, size: u64) -> Header {
     header.set_mode(meta.mode() & 0o7777);
     header.set_uid(meta.uid().into());
     header.set_gid(meta.gid().into());
-    // Times before 1970 are not in this format.
-    header.set_mtime(u64::try_from(meta.mtime()).unwrap_or(0));
+    // One before 1970 has the same bits in the binary form that the field takes then.
+    header.set_mtime(meta.mtime().cast_unsigned());
     header.set_size(size);
     header
 }

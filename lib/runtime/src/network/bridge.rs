@@ -45,6 +45,8 @@ const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd69, 0x6d70, 0, 0, 0, 0, 0, 1);
 
 /// How long an owner that is on its way out may still hold what it served.
 const HAND_OVER: Duration = Duration::from_secs(5);
+/// How long a VMM that was killed may still hold its tap.
+const TAP_IS_FREE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// How many connections this host keeps in mind.
@@ -152,6 +154,13 @@ impl Bridges {
         let path = networks.namespace_of(&network.vm);
         let namespace = fs::File::open(&path).map_err(|source| Error::Namespace { path, source })?;
         Ok(namespace.into())
+    }
+
+    /// Waits until a VMM can attach to the network that [`Bridges::connect`] has made: one that was killed may still hold its
+    /// tap for a moment.
+    pub(crate) fn await_free_tap(&self, network: &VmNetwork) -> Result<(), Error> {
+        let networks = Arc::clone(&self.open(&mut self.state())?.networks);
+        Ok(networks.await_free_tap(&network.vm, TAP_IS_FREE)?)
     }
 
     /// Removes the network, whose VMM has ended, and gives its address back. Having none is fine.

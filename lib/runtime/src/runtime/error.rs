@@ -28,9 +28,9 @@ pub enum Error {
     Port(#[from] ports::Error),
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("VM {id} is {state:?}: only a created VM can be started")]
+    #[error("VM {id} is {state}: only a created VM can be started")]
     NotCreated { id: VmId, state: State },
-    #[error("VM {id} is {state:?}: its guest cannot be reached")]
+    #[error("VM {id} is {state}: its guest cannot be reached")]
     NotReachable { id: VmId, state: State },
     #[error("VM {id} is not removed")]
     NotRemoved {

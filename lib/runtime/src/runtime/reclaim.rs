@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 pub enum NotReclaimed {
-    #[error("it is {state:?}: only a guest that runs can give memory back")]
+    #[error("it is {state}: only a guest that runs can give memory back")]
     NotRunning { state: State },
     #[error("it has no balloon: VMs that are started with --balloon, in Firecracker, have one")]
     NoBalloon,

@@ -47,7 +47,7 @@ pub(crate) struct Given {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotActivated {
-    #[error("it is {state:?}: only a prepared VM is activated, and only once")]
+    #[error("it is {state}: only a prepared VM is activated, and only once")]
     NotPrepared { state: State },
     #[error("its ports cannot be published: {why}")]
     NoPorts { why: String },
@@ -75,11 +75,11 @@ pub(crate) struct Saved {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestError {
-    #[error("it is {state:?}: only a VM that runs can be put to sleep")]
+    #[error("it is {state}: only a VM that runs can be put to sleep")]
     NotRunning { state: State },
     #[error("its guest cannot be reached at the moment: try again")]
     Unreachable,
-    #[error("it is {state:?}: only a paused VM can go on")]
+    #[error("it is {state}: only a paused VM can go on")]
     NotPaused { state: State },
     #[error("its guest's agent is too old for snapshots: start the VM again")]
     OldAgent,

@@ -47,7 +47,7 @@ pub(crate) enum Message {
 
 #[derive(Debug, thiserror::Error)]
 pub enum NotRemoved {
-    #[error("it is {state:?}: stop it first")]
+    #[error("it is {state}: stop it first with `imp stop`, or remove it with `imp rm -f`")]
     Lives { state: State },
     #[error(transparent)]
     Ledger(#[from] ledger::Error),

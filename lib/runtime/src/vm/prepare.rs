@@ -163,6 +163,7 @@ fn network_of(
 ) -> Result<Option<Network>, Error> {
     if let Some(bridge) = &record.bridge {
         let namespace = context.bridges.connect(bridge)?;
+        context.bridges.await_free_tap(bridge)?;
         let name_server = context.bridges.name_server(bridge)?;
         return Ok(Some(Network::Bridge { namespace, network: Box::new(bridge.clone()), name_server }));
     }

@@ -57,6 +57,9 @@ fn children_see_what_their_parent_had_and_go_their_own_ways_and_so_do_their_chil
         let read = "cat /file /dev/shm/file";
         for id in &children {
             assert_eq!(exec(&runtime, id, read).await, ("disk\nmemory\n".into(), 0));
+            // On its disk as in its page cache.
+            let anew = "echo 3 >/proc/sys/vm/drop_caches; cat /file";
+            assert_eq!(exec(&runtime, id, anew).await, ("disk\n".into(), 0));
         }
         assert_eq!(exec(&runtime, &children[0], "echo own >/file; echo own >/dev/shm/file").await.1, 0);
         for id in [&parent, &children[1]] {

@@ -1,5 +1,7 @@
 //! The tests, for every driver the same.
 
+mod again;
+mod aged;
 mod agent;
 mod balloon;
 mod between;
@@ -9,15 +11,20 @@ mod crash;
 pub(crate) mod disk;
 mod driver;
 mod ends;
+mod fifty;
 mod fork;
+mod generators;
+mod held;
 pub(crate) mod host;
 mod hostile;
 mod inside;
 mod ledger;
 mod limits;
 mod many;
+mod mapped;
 mod memory;
 mod network;
+mod orphans;
 pub(crate) mod owner;
 mod pause;
 mod prefetch;
@@ -26,5 +33,6 @@ mod repaired;
 mod restore;
 mod room;
 mod rounds;
+mod stale;
 mod suspend;
 mod template;

@@ -21,13 +21,13 @@ use super::template::{nothing_written_down, template};
 const ROOM: &str = "700m";
 
 /// A host whose store is on a disk of its own.
-struct Small {
-    host: Host,
+pub(super) struct Small {
+    pub(super) host: Host,
     disk: Arc<SmallDisk>,
 }
 
 impl Small {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let host = Host::on_disk();
         let images = host.data().join("images");
         let aside = host.path().join("aside");
@@ -59,7 +59,7 @@ impl Small {
         }
     }
 
-    async fn end(self, runtime: Runtime) {
+    pub(super) async fn end(self, runtime: Runtime) {
         for template in runtime.templates().await.unwrap() {
             runtime.template_remove(&template.snapshot).await.unwrap();
         }

@@ -14,7 +14,7 @@ use super::leaving::Leaving;
 use super::packed::unpack;
 use super::{Arrival, Snapshots, incoming};
 use crate::blob::digest::Digest;
-use crate::disk::partial::Partial;
+use crate::disk::partial::{Partial, remove_leftovers};
 use crate::image::archive::Files;
 use crate::image::manifest::LARGEST;
 use crate::image::reference::{Archive, ArchiveFormat};
@@ -50,6 +50,9 @@ pub(super) fn export(
 fn export_layout(leaving: &Leaving, to: &Archive, progress: &dyn Progress) -> Result<Digest, Error> {
     let blobs = to.path.join("blobs/sha256");
     fs::create_dir_all(&blobs).map_err(|source| write_error(&blobs, source))?;
+    for folder in [&blobs, &to.path] {
+        sweep(folder);
+    }
     let put = |digest: &Digest, bytes: &[u8]| {
         let path = to.path.join(blob_path(digest));
         if fs::metadata(&path).is_ok_and(|data| data.len() == bytes.len() as u64) {
@@ -76,6 +79,7 @@ fn export_layout(leaving: &Leaving, to: &Archive, progress: &dyn Progress) -> Re
 
 fn export_tar(leaving: &Leaving, to: &Archive, progress: &dyn Progress) -> Result<Digest, Error> {
     let failed = |source| write_error(&to.path, source);
+    sweep(to.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")));
     let partial = Partial::create(&to.path).map_err(failed)?;
     // What is the same several times is there once.
     let written = (std::collections::HashSet::new(), tar::Builder::new(partial.file()));
@@ -100,6 +104,13 @@ fn export_tar(leaving: &Leaving, to: &Archive, progress: &dyn Progress) -> Resul
     tar.into_inner().and_then(|mut file| file.flush()).map_err(failed)?;
     partial.commit().map_err(failed)?;
     Ok(digest)
+}
+
+/// Removes what an export that was killed has left. The folder is its user's, who may have forbidden that.
+fn sweep(folder: &Path) {
+    if let Err(error) = remove_leftovers(folder) {
+        tracing::debug!(folder = %folder.display(), %error, "what killed exports have left stays");
+    }
 }
 
 /// The index with one more entry, in place of what was called the same.

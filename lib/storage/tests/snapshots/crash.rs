@@ -1,4 +1,4 @@
-//! A process that is killed at any step of a commit, an import or a removal leaves a store that works.
+//! A process that is killed at any step of a commit, an import, an export or a removal leaves a store that works.
 //!
 //! The process is this test binary, started again for one ignored test, and killed by strace as it enters one of the system
 //! calls that change files: the first of its kind, the second, and so on until it gets through.
@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use imp_storage::blob::digest::Digest;
+use imp_storage::image::reference::{Archive, ArchiveFormat};
 use imp_storage::snapshots::{Error, Keeping};
+use imp_storage::store::Store;
 use imp_testkit::machine::program;
 
-use crate::fixture::{assert_same, commit, description, draft, host, layout, leftovers, store};
+use crate::fixture::{assert_same, commit, content, description, draft, host, layout, leftovers, store};
 
 /// Calls by which a step becomes visible to others, or lasting. A file that was only opened is seen at the call after.
 const CALLS: [&str; 14] = [
@@ -51,6 +53,8 @@ fn worker() {
             snapshots.name(&template(), &made.digest).unwrap();
         }
         "import" => drop(snapshots.import(&layout(&path(ARCHIVE), None), &()).unwrap()),
+        "export" => drop(export(&store, &exported(&path(ROOT), ArchiveFormat::OciLayout)).unwrap()),
+        "export-tar" => drop(export(&store, &exported(&path(ROOT), ArchiveFormat::OciArchive)).unwrap()),
         "remove" => drop(snapshots.remove(&snapshots.list().unwrap()[0].digest).unwrap()),
         other => panic!("{other}"),
     }
@@ -161,4 +165,64 @@ fn a_kill_at_any_step_of_a_removal_leaves_the_snapshot_or_nothing_of_it() {
         }
     };
     at_each_step("remove", prepare, Path::new("none"), look);
+}
+
+/// Where the only snapshot of a store is exported to.
+fn exported(root: &Path, format: ArchiveFormat) -> Archive {
+    Archive { format, path: root.with_extension("exported").join("archive"), name: None }
+}
+
+fn export(store: &Store, to: &Archive) -> Result<Digest, Error> {
+    let made = store.snapshots().list().unwrap().remove(0);
+    store.snapshots().export(&made.digest, to, &())
+}
+
+fn ready_to_export(root: &Path) {
+    commit(&store(root), 1);
+    std::fs::create_dir_all(root.with_extension("exported")).unwrap();
+}
+
+/// What is there is whole, and all of it is there when the same is done again.
+fn exports_again(root: &Path, format: ArchiveFormat, step: &str) {
+    let (ours, to) = (store(root), exported(root, format));
+    let folder = to.path.parent().unwrap();
+    let names = |name: &Path| name.file_name().unwrap().to_string_lossy().into_owned();
+    let half = |path: &PathBuf| names(path).starts_with(".imp-partial-");
+    let made = ours.snapshots().open(&ours.snapshots().list().unwrap()[0].digest, &host()).unwrap();
+    let imports = |number: u8| {
+        let theirs = root.with_extension(format!("theirs-{number}"));
+        let arrival = store(&theirs).snapshots().import(&to, &()).unwrap();
+        assert_same(&made, &arrival.snapshot);
+        drop(arrival);
+        std::fs::remove_dir_all(theirs).unwrap();
+    };
+    for (path, bytes) in content(folder).iter().filter(|(path, _)| !half(path)) {
+        if path.parent().unwrap().ends_with("blobs/sha256") {
+            assert_eq!(Digest::of(bytes).hex(), names(path), "{step}");
+        }
+    }
+    let whole = match format {
+        ArchiveFormat::OciLayout => to.path.join("index.json"),
+        ArchiveFormat::OciArchive | ArchiveFormat::DockerArchive => to.path.clone(),
+    };
+    if whole.exists() {
+        imports(1);
+    }
+    export(&ours, &to).unwrap();
+    imports(2);
+    let left: Vec<PathBuf> = content(folder).into_keys().filter(half).collect();
+    assert_eq!(left, Vec::<PathBuf>::new(), "{step}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_kill_at_any_step_of_an_export_leaves_nothing_half_written_and_the_next_one_works() {
+    let look = |root: &Path, step: &str| exports_again(root, ArchiveFormat::OciLayout, step);
+    at_each_step("export", ready_to_export, Path::new("none"), look);
+}
+
+#[test]
+fn a_kill_at_any_step_of_an_export_into_one_file_leaves_a_whole_one_or_none() {
+    let look = |root: &Path, step: &str| exports_again(root, ArchiveFormat::OciArchive, step);
+    at_each_step("export-tar", ready_to_export, Path::new("none"), look);
 }

@@ -22,6 +22,9 @@ const PACKAGES: &[&str] = &[
 ];
 
 const MAIN: &[u8] = include_bytes!("../../assets/main.py");
+const DRAW: &[u8] = include_bytes!("../../assets/draw.py");
+/// What tells `draw.py` that it goes on in another machine.
+const HOOK: &[u8] = include_bytes!("../../assets/after-restore.d/10-draw");
 
 pub(super) fn layout() -> anyhow::Result<PathBuf> {
     let packages = PACKAGES.join(",");
@@ -30,6 +33,8 @@ pub(super) fn layout() -> anyhow::Result<PathBuf> {
         &[
             packages.as_bytes(),
             MAIN,
+            DRAW,
+            HOOK,
             include_bytes!("python.rs"),
             include_bytes!("debian.rs"),
             PYTHON.as_bytes(),
@@ -47,6 +52,10 @@ fn image(debian: &Path) -> Image {
     let application = Layer::new()
         .directory("srv/app", 0o755)
         .file("srv/app/main.py", 0o644, MAIN)
+        .file("srv/app/draw.py", 0o644, DRAW)
+        .directory("etc/imp", 0o755)
+        .directory("etc/imp/after-restore.d", 0o755)
+        .file("etc/imp/after-restore.d/10-draw", 0o755, HOOK)
         .file("etc/passwd", 0o644, PASSWD)
         .file("etc/group", 0o644, GROUP)
         .file("srv/app/index.html", 0o644, b"<h1>served by a guest</h1>\n");

@@ -28,7 +28,7 @@ pub(super) async fn source_in_vm(
         mode: stat.mode,
         uid: stat.uid,
         gid: stat.gid,
-        modified: stat.modified_nanoseconds.div_euclid(1_000_000_000),
+        modified_nanoseconds: stat.modified_nanoseconds,
     };
     Ok((Source { name, kind: kind_of(Some(&stat)), contents: ends_in_dot(path) }, attributes))
 }

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use imp_protocol::archive_time;
 use imp_sys::allowance::Allowance;
-use imp_sys::sparse;
+use imp_sys::{sparse, unnamed};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod,
-    futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
+    futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -68,8 +69,7 @@ pub(super) struct OfSource {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Seconds since the epoch.
-    pub(super) modified: i64,
+    pub(super) modified_nanoseconds: i64,
 }
 
 pub(super) fn unpack(
@@ -89,7 +89,7 @@ pub(super) fn unpack(
         buffer: vec![0; BUFFER],
     };
     if let Into::Tree(Some(source)) = members {
-        let attributes = unpacker.told(source.mode, source.modified, source.uid, source.gid);
+        let attributes = unpacker.told(source.mode, source.modified_nanoseconds, source.uid, source.gid);
         unpacker.directories.push((PathBuf::from("."), attributes));
     }
     let mut archive = Archive::new(allowance.bound(reader));
@@ -148,8 +148,14 @@ struct Unpacker {
 #[derive(Clone, Copy)]
 struct Attributes {
     mode: Mode,
-    modified: i64,
+    modified: Timespec,
     owner: Option<(Uid, Gid)>,
+}
+
+impl Attributes {
+    fn times(&self) -> Timestamps {
+        Timestamps { last_access: self.modified, last_modification: self.modified }
+    }
 }
 
 impl Unpacker {
@@ -172,20 +178,31 @@ impl Unpacker {
                 }
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                clear(&parent, name).map_err(failed)?;
-                let file = openat(&parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+                // What is written at once is not worth the kernel's list of files without names.
+                let large = entry.size() > BUFFER as u64;
+                let unnamed = if large { unnamed::create(&parent).map_err(failed)? } else { None };
+                let gets_its_name_later = unnamed.is_some();
+                let file = unnamed.map_or_else(|| new_file(&parent, name), Ok).map_err(failed)?;
                 let mut file = std::fs::File::from(file);
-                sparse::copy(entry, &mut file, &mut self.buffer).map_err(|error| match error {
-                    sparse::Error::Read(source) => Error::Archive(source),
-                    sparse::Error::Write(source) => Error::Member { path: path.to_owned(), source },
-                })?;
+                let length =
+                    sparse::copy(entry, &mut file, &mut self.buffer).map_err(|error| match error {
+                        sparse::Error::Read(source) => Error::Archive(source),
+                        sparse::Error::Write(source) => Error::Member { path: path.to_owned(), source },
+                    })?;
+                // The library takes the end of the stream for that of the file.
+                if length != entry.size() {
+                    return Err(Error::Archive(io::ErrorKind::UnexpectedEof.into()));
+                }
                 set(&file, attributes).map_err(failed)?;
+                if gets_its_name_later {
+                    unnamed::name(&file, &parent, name).map_err(failed)?;
+                }
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default();
                 clear(&parent, name).map_err(failed)?;
                 symlinkat(OsStr::from_bytes(&target), &parent, name).map_err(failed)?;
-                own(&parent, name, attributes).map_err(failed)?;
+                set_unopened(&parent, name, attributes).map_err(failed)?;
             }
             EntryType::Link => {
                 let target = beneath(&entry.link_name_bytes().unwrap_or_default())?;
@@ -199,7 +216,7 @@ impl Unpacker {
             EntryType::Fifo => {
                 clear(&parent, name).map_err(failed)?;
                 mknodat(&parent, name, FileType::Fifo, attributes.mode, 0).map_err(failed)?;
-                own(&parent, name, attributes).map_err(failed)?;
+                set_unopened(&parent, name, attributes).map_err(failed)?;
             }
             EntryType::Char | EntryType::Block => self.left_out.add(path, "a device"),
             // Records of the archive itself, and kinds that nobody has thought of yet.
@@ -208,7 +225,8 @@ impl Unpacker {
         Ok(())
     }
 
-    fn attributes(&self, entry: &Entry<'_, impl Read>) -> Result<Attributes, Error> {
+    fn attributes(&self, entry: &mut Entry<'_, impl Read>) -> Result<Attributes, Error> {
+        let recorded = recorded_time(entry)?;
         let header = entry.header();
         let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX - 1);
         let (uid, gid) = match self.owners {
@@ -217,18 +235,25 @@ impl Unpacker {
                 (narrow(header.uid().map_err(Error::Archive)?), narrow(header.gid().map_err(Error::Archive)?))
             }
         };
-        let modified = i64::try_from(header.mtime().map_err(Error::Archive)?).unwrap_or(i64::MAX);
+        let modified = match recorded {
+            Some(modified) => modified,
+            None => archive_time::of_field(header.mtime().map_err(Error::Archive)?),
+        };
         Ok(self.told(header.mode().map_err(Error::Archive)?, modified, uid, gid))
     }
 
     /// What is taken over of the attributes that something has in the VM.
-    fn told(&self, mode: u32, modified: i64, uid: u32, gid: u32) -> Attributes {
+    fn told(&self, mode: u32, modified_nanoseconds: i64, uid: u32, gid: u32) -> Attributes {
         let owner = match self.owners {
             Owners::TheCopiers => None,
             Owners::Kept => Some((Uid::from_raw(uid), Gid::from_raw(gid))),
         };
         // A program that becomes somebody else is nobody's wish but an archivist's.
         let mask = if owner.is_some() { 0o7777 } else { 0o1777 };
+        let modified = Timespec {
+            tv_sec: modified_nanoseconds.div_euclid(1_000_000_000),
+            tv_nsec: modified_nanoseconds.rem_euclid(1_000_000_000),
+        };
         Attributes { mode: Mode::from_raw_mode(mode & mask), modified, owner }
     }
 
@@ -267,6 +292,11 @@ impl Unpacker {
     }
 }
 
+fn new_file(parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    clear(parent, name)?;
+    openat(parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR)
+}
+
 /// Makes room for a new name. A directory in the way stays, and is an error.
 fn clear(parent: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
     match unlinkat(parent, name, AtFlags::empty()) {
@@ -280,15 +310,27 @@ fn set(file: impl AsFd, attributes: Attributes) -> Result<(), Errno> {
         rustix::fs::fchown(&file, Some(uid), Some(gid))?;
     }
     fchmod(&file, attributes.mode)?;
-    let modified = Timespec { tv_sec: attributes.modified, tv_nsec: 0 };
-    futimens(&file, &Timestamps { last_access: modified, last_modification: modified })
+    futimens(&file, &attributes.times())
 }
 
-fn own(parent: &OwnedFd, name: &OsStr, attributes: Attributes) -> Result<(), Errno> {
-    match attributes.owner {
-        None => Ok(()),
-        Some((uid, gid)) => chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW),
+/// Of what cannot be opened: a link, a pipe.
+fn set_unopened(parent: &OwnedFd, name: &OsStr, attributes: Attributes) -> Result<(), Errno> {
+    if let Some((uid, gid)) = attributes.owner {
+        chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     }
+    utimensat(parent, name, &attributes.times(), AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// What a member's records say of its time; the header says it of the others.
+fn recorded_time(entry: &mut Entry<'_, impl Read>) -> Result<Option<i64>, Error> {
+    let mut modified = None;
+    for record in entry.pax_extensions().map_err(Error::Archive)?.into_iter().flatten() {
+        let record = record.map_err(Error::Archive)?;
+        if record.key_bytes() == archive_time::MODIFIED.as_bytes() {
+            modified = std::str::from_utf8(record.value_bytes()).ok().and_then(archive_time::of_record);
+        }
+    }
+    Ok(modified)
 }
 
 #[cfg(test)]

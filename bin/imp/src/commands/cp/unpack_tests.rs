@@ -65,6 +65,7 @@ fn a_tree_is_unpacked_with_modes_times_and_links() {
     assert_eq!((file.mode() & 0o7777, file.mtime(), file.nlink()), (0o750, 1_000_000, 2));
     assert_eq!(std::fs::read(a.join("hard")).unwrap(), b"content");
     assert_eq!(std::fs::read_link(a.join("soft")).unwrap(), Path::new("/etc/passwd"));
+    assert_eq!(std::fs::symlink_metadata(a.join("soft")).unwrap().mtime(), 1_000_000);
     assert_eq!(std::fs::metadata(&a).unwrap().permissions().mode() & 0o777, 0o555);
     assert!(tree.inside().join("no/parents/there").exists() && !a.join("device").exists());
 }
@@ -143,10 +144,44 @@ fn a_new_directory_gets_what_its_source_has_and_is_written_to_before() {
     let mut archive = Builder::new(Vec::new());
     add(&mut archive, EntryType::Regular, "a", "", b"x");
     let bytes = archive.into_inner().unwrap();
-    let source = OfSource { mode: 0o6510, modified: 1_000_000, ..Default::default() };
+    let source = OfSource { mode: 0o6510, modified_nanoseconds: 1_000_000_500_000_000, ..Default::default() };
     unpack(bytes.as_slice(), &tree.inside(), Into::Tree(Some(source)), Owners::TheCopiers).unwrap();
     let inside = std::fs::metadata(tree.inside()).unwrap();
-    assert_eq!((inside.mode() & 0o7777, inside.mtime()), (0o510, 1_000_000));
+    assert_eq!(
+        (inside.mode() & 0o7777, inside.mtime(), inside.mtime_nsec()),
+        (0o510, 1_000_000, 500_000_000)
+    );
+}
+
+#[test]
+fn a_time_that_no_header_holds_is_taken_from_its_record() {
+    let tree = Tree::new();
+    let mut archive = Builder::new(Vec::new());
+    archive.append_pax_extensions([("mtime", b"-1.750000000".as_slice())]).unwrap();
+    add(&mut archive, EntryType::Regular, "old", "", b"x");
+    add(&mut archive, EntryType::Regular, "next", "", b"x");
+    tree.unpack(archive).unwrap();
+    let time = |name: &str| {
+        let metadata = std::fs::metadata(tree.inside().join(name)).unwrap();
+        (metadata.mtime(), metadata.mtime_nsec())
+    };
+    assert_eq!((time("old"), time("next")), ((-2, 250_000_000), (1_000_000, 0)));
+}
+
+#[test]
+fn a_large_file_takes_the_place_of_another_when_it_is_whole_and_a_torn_one_leaves_nothing() {
+    let tree = Tree::new();
+    std::fs::write(tree.inside().join("large"), "old").unwrap();
+    let mut archive = Builder::new(Vec::new());
+    add(&mut archive, EntryType::Regular, "large", "", &[7; BUFFER + 1]);
+    let bytes = archive.get_ref().clone();
+    let torn = bytes.get(..BUFFER).unwrap();
+    assert!(unpack(torn, &tree.inside(), Into::Tree(None), Owners::TheCopiers).is_err());
+    assert_eq!(std::fs::metadata(tree.inside().join("large")).unwrap().len(), 3);
+    assert_eq!(std::fs::read_dir(tree.inside()).unwrap().count(), 1);
+    tree.unpack(archive).unwrap();
+    let large = std::fs::metadata(tree.inside().join("large")).unwrap();
+    assert_eq!((large.len(), large.mode() & 0o7777, large.mtime()), (BUFFER as u64 + 1, 0o750, 1_000_000));
 }
 
 #[test]
