@@ -91,8 +91,8 @@ pub(crate) enum Error {
     Version(#[source] hello::Error),
     #[error("the guest's agent refused {call}: {}", status.message())]
     Refused { call: &'static str, status: Box<Status> },
-    #[error("the guest's agent did not answer {call} within {} s", CALL.as_secs())]
-    Late { call: &'static str },
+    #[error("the guest's agent did not answer {call} within {} s", patience.as_secs())]
+    Late { call: &'static str, patience: Duration },
     #[error("the guest did not confirm: {what}")]
     NotConfirmed { what: &'static str },
     #[error("{} cannot be copied into the guest", path.display())]
@@ -199,10 +199,18 @@ async fn call<T>(
     call: &'static str,
     answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Error> {
-    match timeout(CALL, answer).await {
+    call_within(CALL, call, answer).await
+}
+
+async fn call_within<T>(
+    patience: Duration,
+    call: &'static str,
+    answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Error> {
+    match timeout(patience, answer).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(Error::Refused { call, status: Box::new(status) }),
-        Err(_) => Err(Error::Late { call }),
+        Err(_) => Err(Error::Late { call, patience }),
     }
 }
 

@@ -47,8 +47,9 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(5);
 pub(crate) const START: Duration = Duration::from_secs(120);
 /// How long a broken channel may take to come back.
 pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
-/// How long a guest may take to freeze its processes and write its file systems back.
-pub(crate) const FALL_ASLEEP: Duration = Duration::from_secs(30);
+/// How long a guest may take to freeze its processes and write its file systems back: with gigabytes that are not yet on a
+/// slow disk, more than a minute.
+pub(crate) const FALL_ASLEEP: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {

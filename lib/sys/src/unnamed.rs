@@ -1,5 +1,5 @@
 //! Files that have no name until they are whole: who is killed while he writes one leaves nothing, and what had the name
-//! before has it still.
+//! before has it still. Only between the two calls that give it the name nothing has it.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 

@@ -16,7 +16,8 @@ use imp_protocol::guest::{
     HostEntry, NetworkInterface, SameMachine, SleepRequest, WakeRequest, WakeResponse, wake_request,
 };
 
-use super::{call, unix_nanoseconds};
+use super::{call, call_within, unix_nanoseconds};
+use crate::lifecycle::FALL_ASLEEP;
 use crate::random;
 use crate::spec::{Environment, HostName};
 
@@ -160,7 +161,8 @@ pub(crate) async fn sleep(connection: &Connection, at_most: Option<Duration>) ->
     let at_most_milliseconds =
         at_most.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1));
     let request = SleepRequest { at_most_milliseconds };
-    let answer = call("Sleep", RestoreClient::new(connection.clone()).sleep(request)).await?;
+    let answer =
+        call_within(FALL_ASLEEP, "Sleep", RestoreClient::new(connection.clone()).sleep(request)).await?;
     Ok(answer.frozen)
 }
 

@@ -45,11 +45,6 @@ fn the_sixth_snapshot_of_a_vm_takes_at_most_half_as_much_again_as_the_first() {
         println!("{rooms:?} bytes, {times:?}");
         assert!(rooms[0] > 24_000_000, "{rooms:?}");
         assert!(rooms[SNAPSHOTS - 1] * 2 <= rooms[0] * 3, "{rooms:?}");
-        // What else this machine does in the meantime makes one of them slow, not all of the last ones.
-        let (first, last) = times.split_at_mut(SNAPSHOTS / 2);
-        first.sort_unstable();
-        let (quickest, usual) = (last.iter().min().unwrap(), first[first.len() / 2]);
-        assert!(*quickest * 2 <= usual * 3, "{times:?}");
         for number in 1..=SNAPSHOTS {
             runtime.forget_fork(&format!("snapshot-{number}")).await.unwrap();
         }

@@ -64,7 +64,7 @@ fn a_machine_that_goes_on_three_days_later_has_the_right_time_at_once_and_its_ti
         is_right(&runtime, &one, aged, woken).await;
         // A machine that runs and whose clock is as far behind: its child, and itself.
         let behind =
-            format!("rm /dev/shm/walls; date -s @{aged}; until [ -e /dev/shm/walls ]; do sleep 0.05; done");
+            format!("date -s @{aged}; rm /dev/shm/walls; until [ -e /dev/shm/walls ]; do sleep 0.05; done");
         assert_eq!(exec(&runtime, &one, &behind).await.1, 0);
         let woken = now();
         let two = forked(&runtime, &one, &["two"]).await.remove(0);

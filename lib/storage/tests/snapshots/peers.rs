@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use imp_storage::image::registry;
 use imp_storage::snapshots::peer::server::Server;
@@ -186,7 +187,12 @@ fn what_a_server_offers_is_given_away_pinned_or_not_and_stays_meanwhile() {
     machines.theirs().snapshots().fetch(&digest, &peer, &()).unwrap();
     serving.abort();
     machines.runtime.block_on(serving).unwrap_err();
-    machines.ours.snapshots().remove(&digest).unwrap();
+    // What it was reading for its last connection ends a moment after it.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = machines.ours.snapshots().remove(&digest) {
+        assert!(matches!(error, Error::InUse { .. }) && Instant::now() < deadline, "{error:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
