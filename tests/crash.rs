@@ -79,16 +79,18 @@ fn a_copy_and_a_stop_that_are_killed_leave_a_vm_that_works_and_stops() -> anyhow
     let large = imp.folder().join("large");
     fs::File::create(&large)?.set_len(64 << 30)?;
     let mut copy = imp.command(["cp", &large.to_string_lossy(), "web:/in"]).spawn()?;
-    wait_until("it is under way", || {
-        let seen =
-            imp.run(["exec", "web", "sh", "-c", "cat /sys/block/vdb/stat; ls -A /in | wc -l"])?.good()?;
-        Ok(seen.lines().last() != Some("0"))
-    })?;
+    // It gets its name when it is whole.
+    let open = || -> anyhow::Result<String> {
+        Ok(imp
+            .run(["exec", "web", "sh", "-c", "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c ' /in/'"])?
+            .stdout)
+    };
+    wait_until("it is under way", || open().map(|open| open != "0\n"))?;
     copy.kill()?;
     copy.wait()?;
-    // The half of a copy that nobody sends any more: not open, and in nobody's way.
-    let open = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c ' /in/'";
-    wait_until("nobody writes to it", || Ok(imp.run(["exec", "web", "sh", "-c", open])?.stdout == "0\n"))?;
+    // The half of a copy that nobody sends any more: not open, and gone.
+    wait_until("nobody writes to it", || open().map(|open| open == "0\n"))?;
+    assert_eq!(imp.run(["exec", "web", "ls", "-A", "/in"])?.good()?, "");
     fs::write(&large, "whole")?;
     imp.run(["cp", &large.to_string_lossy(), "web:/in"])?.good()?;
     assert_eq!(imp.run(["exec", "web", "cat", "/in/large"])?.good()?, "whole");
