@@ -20,7 +20,7 @@ fn is_full(imp: &Imp, size: u64) -> anyhow::Result<()> {
 
 /// Ids of the VMs that wait.
 fn waiting(imp: &Imp) -> anyhow::Result<BTreeSet<String>> {
-    let vms = json(imp, &["ps", "-o", "json"])?;
+    let vms = json(imp, &["ps", "--prepared", "-o", "json"])?;
     let vms = vms.as_array().context("no list")?.iter();
     let waiting = vms.filter(|vm| vm.get("state") == Some(&"prepared".into()));
     Ok(waiting.filter_map(|vm| vm.get("id")?.as_str().map(str::to_owned)).collect())
@@ -34,11 +34,16 @@ fn a_claim_takes_exactly_one_vm_and_the_pool_is_filled_again() -> anyhow::Result
         imp.run(["pool", "create", "warm", "--template", "ready", "--size", "2"])?.good()?;
         is_full(&imp, 2)?;
         let before = waiting(&imp)?;
+        // What is done to all that are listed is not done to these.
+        for line in [["ps", "-q"], ["ps", "-aq"]] {
+            assert_eq!(imp.run(line)?.good()?, "", "{line:?}");
+        }
         let claims: Vec<_> =
             (0..2).map(|_| imp.command(["run", "-d", "--pool", "warm"]).spawn()).collect::<Result<_, _>>()?;
         let claims = claims.into_iter().map(|claim| Ok(finish(claim)?.good()?.trim().to_owned()));
         let claimed = claims.collect::<anyhow::Result<BTreeSet<String>>>()?;
         assert_eq!(claimed, before, "each got one, and both were prepared");
+        assert_eq!(imp.run(["ps", "-q"])?.good()?.lines().collect::<BTreeSet<_>>(), claimed.iter().map(String::as_str).collect());
         for vm in &claimed {
             assert_eq!(imp.run(["exec", vm, "cat", "/said"])?.good()?, "ready\n");
         }
@@ -59,7 +64,9 @@ fn a_claim_takes_exactly_one_vm_and_the_pool_is_filled_again() -> anyhow::Result
         })?;
         is_full(&imp, 2)?;
         assert!(!waiting(&imp)?.contains(dead));
-        assert!(!imp.run(["ps", "-aq"])?.good()?.contains(dead.as_str()), "it stays");
+        for line in [&["ps", "-aq"][..], &["ps", "-q", "--prepared"]] {
+            assert!(!imp.run(line)?.good()?.contains(dead.as_str()), "it stays");
+        }
         let came = imp.run(["template", "rm", "ready"])?;
         assert!(came.code == Some(1) && came.stderr.contains("`imp pool rm warm`"), "{}", came.stderr);
         imp.run(["pool", "rm", "warm"])?.good()?;

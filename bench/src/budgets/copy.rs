@@ -18,7 +18,7 @@ use crate::machine::{Machine, Vm};
 use crate::measure::{alternate, time};
 use crate::report::{Limit, Line, Quantity};
 
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 15;
 const SIZE: usize = 128 << 20;
 const CHUNK: usize = 64 << 10;
 const FILE: &str = "copied";
@@ -64,31 +64,23 @@ pub(super) fn against(
     [name_in, name_out]: [&'static str; 2],
 ) -> anyhow::Result<Vec<Line>> {
     let agent = machine.guest(vm)?;
-    // What a copy before has left to be written to the host's disk would be written during this one.
-    let settle = rustix::fs::sync;
+    let settled = |copy: &mut dyn FnMut() -> anyhow::Result<()>| {
+        // What a copy before has left to be written to the host's disk would be written during this one.
+        rustix::fs::sync();
+        time(copy)
+    };
+    let wait = &machine.runtime;
     let [write, read, take, give] = alternate(
         ROUNDS,
         [
             &mut || {
-                settle();
-                time(|| {
-                    machine.runtime.block_on(guest::copy_in(&agent, machine.lane(vm)?, FILE, SIZE as u64))
-                })
+                settled(&mut || wait.block_on(guest::copy_in(&agent, machine.lane(vm)?, FILE, SIZE as u64)))
             },
             &mut || {
-                settle();
-                time(|| {
-                    machine.runtime.block_on(guest::copy_out(&agent, machine.lane(vm)?, FILE, SIZE as u64))
-                })
+                settled(&mut || wait.block_on(guest::copy_out(&agent, machine.lane(vm)?, FILE, SIZE as u64)))
             },
-            &mut || {
-                settle();
-                time(|| machine.runtime.block_on(raw_in(&mut channel.borrow_mut())))
-            },
-            &mut || {
-                settle();
-                time(|| machine.runtime.block_on(raw_out(&mut channel.borrow_mut())))
-            },
+            &mut || settled(&mut || wait.block_on(raw_in(&mut channel.borrow_mut()))),
+            &mut || settled(&mut || wait.block_on(raw_out(&mut channel.borrow_mut()))),
         ],
     )?;
     // 0.7 of the throughput is 1 / 0.7 of the time.

@@ -223,6 +223,59 @@ mod tests {
         }
     }
 
+    /// What stands for a number, or for what else may begin with a minus sign, in a flag's help.
+    const NUMBERS: [&str; 9] =
+        ["COUNT", "KEYS", "LINES", "NUMBER", "PORT", "SECONDS", "SIZE", "TIME", "nofile=NUMBER"];
+
+    #[test]
+    fn a_number_with_a_minus_sign_is_a_wrong_number_and_no_flag() {
+        fn check(command: &clap::Command) {
+            for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {
+                let named = argument.get_value_names().into_iter().flatten();
+                if named.into_iter().any(|name| NUMBERS.contains(&name.as_str())) {
+                    let (command, flag) = (command.get_name(), argument.get_id());
+                    assert!(argument.is_allow_hyphen_values_set(), "{command} {flag}");
+                }
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Arguments::command());
+        for (line, said) in [
+            ("imp run -m -1 image", "memory must be 96 MiB to 1048576 MiB"),
+            ("imp run --memory=-1g image", "memory must be 96 MiB to 1048576 MiB"),
+            ("imp run --disk -1 image", "a disk must be 16 MiB to"),
+            ("imp run --cpus -2 image", "write a number of processors"),
+            ("imp run --disk-bps -1 image", "write a number of bytes"),
+            ("imp run --disk-iops -1 image", "write a whole number, 0 or more"),
+            ("imp run --network-pps -1 image", "write a whole number, 0 or more"),
+            ("imp run --stop-timeout -1 image", "write seconds"),
+            ("imp run --ulimit -1 image", "write nofile=NUMBER"),
+            ("imp run -m --rm image", "memory must be"),
+            ("imp exec -m -1 vm true", "write a number of bytes"),
+            ("imp exec --pids-limit -1 vm true", "-1 is not in 0.."),
+            ("imp stop -t -1 vm", "write seconds"),
+            ("imp update -m -1 vm", "memory must be"),
+            ("imp logs -n -1 vm", "write a number of lines"),
+            ("imp fork -n -1 vm", "-1 is not in 1..=1000"),
+            ("imp pool create --size -1 --template t p", "-1 is not in 0.."),
+        ] {
+            let error = Arguments::try_parse_from(line.split(' ')).expect_err(line).to_string();
+            assert!(error.contains(said) && !error.contains("tip:"), "{line}: {error}");
+        }
+        assert!(Arguments::try_parse_from(["imp", "run", "--pids-limit", "-1", "image"]).is_ok());
+    }
+
+    #[test]
+    fn keys_that_are_none_are_refused_with_how_to_write_them() {
+        for command in ["run", "exec", "attach"] {
+            for keys in ["", "ctrl-", "a,,b", "detach"] {
+                let line = ["imp", command, "--detach-keys", keys, "vm", "true"];
+                let error = Arguments::try_parse_from(line).expect_err(keys).to_string();
+                assert!(error.contains("as in ctrl-p,ctrl-q"), "{command} {keys:?}: {error}");
+            }
+        }
+    }
+
     #[test]
     fn every_flag_and_command_has_a_help_text() {
         fn check(command: &clap::Command) {

@@ -11,6 +11,8 @@ use rustix::termios::{
 
 /// What no key sends, in the place of a special one.
 const NO_KEY: u8 = 0;
+/// What the key of this name sends.
+const DELETE: u8 = 0x7f;
 
 /// Raw mode of stdin; ends with this value, and also when the program panics.
 pub(crate) struct RawMode {
@@ -68,13 +70,13 @@ pub(crate) fn size() -> Option<Size> {
     Some(Size { rows: size.ws_row, columns: size.ws_col, term: std::env::var("TERM").unwrap_or_default() })
 }
 
-/// Keys that let go of a program without ending it.
+/// Keys that let go of a program without ending it: at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DetachKeys(Vec<u8>);
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "write keys with commas between, each a letter or ctrl- with a letter or one of @ [ \\ ] ^ _, as in ctrl-p,ctrl-q"
+    "write keys with commas between, each one character, DEL, or ctrl- with a letter or one of @ [ \\ ] ^ _, as in ctrl-p,ctrl-q"
 )]
 pub(crate) struct NotKeys;
 
@@ -82,18 +84,19 @@ impl std::str::FromStr for DetachKeys {
     type Err = NotKeys;
 
     fn from_str(text: &str) -> Result<Self, NotKeys> {
-        if text.is_empty() {
-            return Ok(Self(Vec::new()));
-        }
         text.split(',').map(key).collect::<Option<Vec<u8>>>().map(Self).ok_or(NotKeys)
     }
 }
 
+/// As docker reads it.
 fn key(text: &str) -> Option<u8> {
     let byte = |text: &str| match text.as_bytes() {
-        [byte] if byte.is_ascii_graphic() => Some(*byte),
+        [byte @ b' '..=b'~'] => Some(*byte),
         _ => None,
     };
+    if text == "DEL" {
+        return Some(DELETE);
+    }
     let Some(letter) = text.strip_prefix("ctrl-") else { return byte(text) };
     match byte(letter)?.to_ascii_uppercase() {
         letter @ b'@'..=b'_' => Some(letter - b'@'),
@@ -168,19 +171,18 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_everything_passes() {
-        assert_eq!(filter("").typed(b"\x10\x11"), Typed::Pass(b"\x10\x11".to_vec()));
-    }
-
-    #[test]
     fn one_key_is_enough() {
-        assert_eq!(filter("ctrl-]").typed(b"a\x1d"), Typed::Detach(b"a".to_vec()));
+        for (key, typed) in
+            [("ctrl-]", b"a\x1d"), ("ctrl-Q", b"a\x11"), ("DEL", b"a\x7f"), (" ", b"a "), ("-", b"a-")]
+        {
+            assert_eq!(filter(key).typed(typed), Typed::Detach(b"a".to_vec()), "{key}");
+        }
     }
 
     #[test]
     fn what_is_no_key_is_refused() {
-        for bad in ["ctrl-", "ctrl-aa", "ab", "ctrl-1", ","] {
-            assert!(bad.parse::<DetachKeys>().is_err(), "{bad}");
+        for bad in ["", "ctrl-", "ctrl-aa", "ab", "ctrl-1", ",", "a,", "ctrl-p,,ctrl-q", "\u{e9}", "\n"] {
+            assert!(bad.parse::<DetachKeys>().is_err(), "{bad:?}");
         }
     }
 

@@ -18,6 +18,8 @@ pub(crate) enum Error {
     Time,
     #[error("write a number of processors from 0.01 to 255, as in 1.5")]
     Cpus,
+    #[error("write a whole number, 0 or more")]
+    Number,
 }
 
 /// Bytes in powers of 1024: "512m", "1.5g", "2GiB".
@@ -46,6 +48,10 @@ pub(crate) fn time(text: &str, now: SystemTime) -> Result<SystemTime, Error> {
     }
     let ago = duration(text).map_err(|_| Error::Time)?;
     now.checked_sub(ago).ok_or(Error::Time)
+}
+
+pub(crate) fn number(text: &str) -> Result<u64, Error> {
+    text.parse().map_err(|_| Error::Number)
 }
 
 /// Thousandths of a processor.

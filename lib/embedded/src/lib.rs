@@ -25,3 +25,4 @@ mod under_way;
 pub mod wire;
 
 pub use client::Owner;
+pub use pools::LABEL as POOL_LABEL;

@@ -242,7 +242,7 @@ impl Imp {
     }
 
     fn clear(&self) -> anyhow::Result<()> {
-        let names = self.run(["ps", "-aq"])?.good()?;
+        let names = self.run(["ps", "-aq"])?.good()? + &self.run(["ps", "-q", "--prepared"])?.good()?;
         let names: Vec<&str> = names.lines().collect();
         if !names.is_empty() {
             self.run(["rm", "-f"].iter().chain(&names))?.good()?;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use imp_protocol::archive_time;
 use imp_sys::allowance::Allowance;
-use imp_sys::unnamed;
+use imp_sys::new_file;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat,
     mknodat, openat, openat2, symlinkat, unlinkat, utimensat,
@@ -20,12 +20,10 @@ use tar::{Archive, EntryType};
 
 use super::member::MemberName;
 use super::shown;
-use crate::files::{CHUNK, Content, Error, NewAttributes, Piece, Zeros};
+use crate::files::{Content, Error, NewAttributes, Piece, Zeros};
 
 const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-const NEW_FILE: OFlags =
-    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Bytes of headers, long names and extended records before one member: the library keeps them in memory.
 const MOST_RECORDS: u64 = 1 << 20;
 /// Directories whose time is set at the end.
@@ -200,18 +198,8 @@ impl Unpacker<'_> {
         attributes: &NewAttributes,
         extended: &Extended,
     ) -> Result<(), Error> {
-        // What is written at once is not worth the kernel's list of files without names.
-        let large = entry.size() > CHUNK as u64;
-        let parent = self.parent(name)?;
-        let unnamed = if large { unnamed::create(parent).map_err(self.failed(name))? } else { None };
-        let gets_its_name_later = unnamed.is_some();
-        let file = match unnamed {
-            Some(file) => file,
-            None => {
-                self.clear_the_way(name, own)?;
-                openat(parent, own, NEW_FILE, Mode::RUSR | Mode::WUSR).map_err(self.failed(name))?
-            }
-        };
+        let (file, naming) =
+            new_file::create(self.parent(name)?, own, entry.size()).map_err(self.failed(name))?;
         let mut left = entry.size();
         let mut content = Content::new(file, std::mem::take(&mut self.piece), Zeros::Holes);
         loop {
@@ -235,10 +223,7 @@ impl Unpacker<'_> {
         // Owner and mode first: changing the owner takes capabilities away.
         attributes.apply(&file).map_err(self.failed(name))?;
         extended.apply(&file);
-        if gets_its_name_later {
-            unnamed::name(&file, self.parent(name)?, own).map_err(self.failed(name))?;
-        }
-        Ok(())
+        naming.finish(&file, self.parent(name)?, own).map_err(self.failed(name))
     }
 
     fn hard_link(&mut self, name: &MemberName, own: &[u8], target: &MemberName) -> Result<(), Error> {

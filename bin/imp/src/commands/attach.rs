@@ -23,7 +23,7 @@ pub(crate) struct Attach {
           default_missing_value = "true", require_equals = true)]
     sig_proxy: bool,
     /// Keys that leave the program running
-    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    #[arg(long, value_name = "KEYS", allow_hyphen_values = true, default_value = "ctrl-p,ctrl-q")]
     detach_keys: DetachKeys,
 }
 

@@ -46,16 +46,18 @@ pub(crate) struct Exec {
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<OsString>,
     /// Kill the program after this time, in seconds; 0: never
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = value::duration)]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true,
+          default_value = "0", value_parser = value::duration)]
     timeout: Duration,
     /// Most memory of the program's tree, with k, m or g; 0: no limit of its own
-    #[arg(short, long, value_name = "SIZE", default_value = "0", value_parser = value::bytes)]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true,
+          default_value = "0", value_parser = value::bytes)]
     memory: u64,
     /// Most processes of the program's tree; 0: no limit
-    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, default_value_t = 0)]
     pids_limit: u32,
     /// Keys that leave the program (which is killed then, unless it was started with -d)
-    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    #[arg(long, value_name = "KEYS", allow_hyphen_values = true, default_value = "ctrl-p,ctrl-q")]
     detach_keys: DetachKeys,
 }
 

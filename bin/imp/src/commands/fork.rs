@@ -23,7 +23,8 @@ pub(crate) struct Fork {
     /// Name, id, or the beginning of an id
     vm: String,
     /// How many children
-    #[arg(short = 'n', long, value_name = "COUNT", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(short = 'n', long, value_name = "COUNT", allow_hyphen_values = true,
+          default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1000))]
     count: u16,
     /// Name of the child, or, of several, what their names begin with [default: made up]
     #[arg(long, value_name = "NAME")]

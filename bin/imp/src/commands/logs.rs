@@ -22,11 +22,11 @@ pub(crate) struct Logs {
     #[arg(short, long)]
     follow: bool,
     /// Only the last so many lines, or all
-    #[arg(short = 'n', long, value_name = "LINES", default_value = "all")]
+    #[arg(short = 'n', long, value_name = "LINES", allow_hyphen_values = true, default_value = "all")]
     tail: Lines,
     /// Only from this time on: 2025-01-31T12:00:00Z or 2025-01-31 (UTC without a zone), seconds since 1970, or how long
     /// ago, as in 10m
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     since: Option<String>,
     /// Put the time before each line
     #[arg(short, long)]

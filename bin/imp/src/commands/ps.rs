@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use clap::Args;
+use imp_embedded::POOL_LABEL;
 use imp_runtime::Digest;
 use imp_runtime::status::{Outcome as VmOutcome, Secrets, State, VmStatus};
 use serde::Serialize;
@@ -15,12 +16,17 @@ use crate::output::{Listing, Row};
 use crate::value::{show_age, show_span, show_time};
 
 /// List VMs
+///
+/// Those that wait in a pool are nobody's yet: they are listed with --prepared, and counted by `imp pool ls`.
 #[derive(Debug, Args)]
 #[command(visible_alias = "list")]
 pub(crate) struct Ps {
     /// Those that have stopped too
     #[arg(short, long)]
     all: bool,
+    /// Those that are prepared for somebody, as in a pool, and no others
+    #[arg(long, conflicts_with_all = ["all", "suspended"])]
+    prepared: bool,
     /// Those that `imp suspend` has put away, and no others
     #[arg(long, conflicts_with = "all")]
     suspended: bool,
@@ -139,6 +145,15 @@ impl Row for Shown {
     }
 }
 
+/// Whether nobody has it yet: `imp stop $(imp ps -q)` is not meant for what a pool keeps.
+fn is_nobodys(vm: &VmStatus) -> bool {
+    match vm.state {
+        State::Prepared => true,
+        State::Created | State::Starting => vm.labels.contains_key(POOL_LABEL),
+        State::Running | State::Asleep | State::Paused | State::Stopping | State::Stopped => false,
+    }
+}
+
 impl Ps {
     pub(crate) fn run(self, context: &Context) -> Outcome {
         if self.suspended {
@@ -151,7 +166,10 @@ impl Ps {
             }
         })??;
         let now = SystemTime::now();
-        let listed = vms.iter().filter(|vm| self.all || vm.state != State::Stopped);
+        let listed = vms.iter().filter(|vm| match is_nobodys(vm) {
+            true => self.prepared,
+            false => !self.prepared && (self.all || vm.state != State::Stopped),
+        });
         self.listing.print(&listed.map(|vm| Shown::new(vm, now)).collect::<Vec<_>>())?;
         Ok(0)
     }

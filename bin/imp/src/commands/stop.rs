@@ -18,7 +18,7 @@ pub(crate) struct Stop {
     #[arg(required = true, value_name = "VM")]
     vms: Vec<String>,
     /// Time between the stop signal and the end, in seconds [default: the VM's own, which is 10 if not set]
-    #[arg(short, long, value_name = "SECONDS", value_parser = value::duration)]
+    #[arg(short, long, value_name = "SECONDS", allow_hyphen_values = true, value_parser = value::duration)]
     time: Option<Duration>,
 }
 

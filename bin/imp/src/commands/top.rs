@@ -24,7 +24,8 @@ pub(crate) struct Top {
     #[arg(long)]
     once: bool,
     /// Time between two samples, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = value::duration)]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true,
+          default_value = "1", value_parser = value::duration)]
     interval: Duration,
     #[command(flatten)]
     listing: Listing,

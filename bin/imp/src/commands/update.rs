@@ -17,7 +17,7 @@ use crate::value::show_bytes;
 #[derive(Debug, Args)]
 pub(crate) struct Update {
     /// Memory that the guest keeps, at most what it was started with
-    #[arg(short, long, value_name = "SIZE", required = true)]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true, required = true)]
     memory: Memory,
     /// Name, id, or the beginning of an id
     #[arg(required = true, value_name = "VM")]

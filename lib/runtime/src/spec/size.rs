@@ -21,6 +21,10 @@ pub struct DiskSize(u64);
 pub enum NotASize {
     #[error("{text:?} is not a size: write a number and K, M, G or T, as in 512M")]
     Text { text: String },
+    #[error(
+        "{what} must be {least} MiB to {most} MiB, written as a number with k, m, g or t behind it, as in 512m"
+    )]
+    Unreadable { what: &'static str, least: u64, most: u64 },
     #[error("{what} of {bytes} bytes: possible is {least} MiB to {most} MiB")]
     OutOfBounds { what: &'static str, bytes: u64, least: u64, most: u64 },
 }
@@ -82,7 +86,8 @@ macro_rules! size {
         impl FromStr for $name {
             type Err = NotASize;
             fn from_str(text: &str) -> Result<Self, NotASize> {
-                Self::from_bytes(bytes(text)?)
+                let unreadable = NotASize::Unreadable { what: $what, least: $least, most: $most };
+                Self::from_bytes(parse(text).ok_or(unreadable)?)
             }
         }
         impl TryFrom<u64> for $name {
@@ -139,6 +144,10 @@ mod tests {
         }
         for bad in ["1m", "95m", "2t"] {
             assert!(bad.parse::<Memory>().is_err(), "{bad}");
+        }
+        for unreadable in ["-1", "-1g", "much", ""] {
+            let said = unreadable.parse::<Memory>().unwrap_err().to_string();
+            assert!(said.starts_with("memory must be 96 MiB to"), "{unreadable:?}: {said}");
         }
         assert_eq!("2t".parse::<DiskSize>().unwrap().mib(), 2 << 20);
     }

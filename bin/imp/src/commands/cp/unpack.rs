@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use imp_protocol::archive_time;
 use imp_sys::allowance::Allowance;
-use imp_sys::{sparse, unnamed};
+use imp_sys::{new_file, sparse};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod,
     futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat, utimensat,
@@ -24,8 +24,6 @@ use super::left_out::LeftOut;
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-const NEW_FILE: OFlags =
-    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Bytes of headers, long names and extended records before one member: the library keeps them in memory.
 const MOST_RECORDS: u64 = 1 << 20;
 const BUFFER: usize = 256 << 10;
@@ -178,11 +176,7 @@ impl Unpacker {
                 }
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                // What is written at once is not worth the kernel's list of files without names.
-                let large = entry.size() > BUFFER as u64;
-                let unnamed = if large { unnamed::create(&parent).map_err(failed)? } else { None };
-                let gets_its_name_later = unnamed.is_some();
-                let file = unnamed.map_or_else(|| new_file(&parent, name), Ok).map_err(failed)?;
+                let (file, naming) = new_file::create(&parent, name, entry.size()).map_err(failed)?;
                 let mut file = std::fs::File::from(file);
                 let length =
                     sparse::copy(entry, &mut file, &mut self.buffer).map_err(|error| match error {
@@ -194,9 +188,7 @@ impl Unpacker {
                     return Err(Error::Archive(io::ErrorKind::UnexpectedEof.into()));
                 }
                 set(&file, attributes).map_err(failed)?;
-                if gets_its_name_later {
-                    unnamed::name(&file, &parent, name).map_err(failed)?;
-                }
+                naming.finish(&file, &parent, name).map_err(failed)?;
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default();
@@ -290,11 +282,6 @@ impl Unpacker {
         }
         Ok(())
     }
-}
-
-fn new_file(parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
-    clear(parent, name)?;
-    openat(parent, name, NEW_FILE, Mode::RUSR | Mode::WUSR)
 }
 
 /// Makes room for a new name. A directory in the way stays, and is an error.

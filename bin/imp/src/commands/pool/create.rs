@@ -19,7 +19,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "TEMPLATE")]
     template: String,
     /// How many VMs are to wait
-    #[arg(long, value_name = "NUMBER", default_value = "3")]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, default_value = "3")]
     size: u32,
 }
 

@@ -32,7 +32,8 @@ pub(crate) struct Cow {
     #[arg(long, value_name = "TEMPLATE")]
     template: Option<String>,
     /// How many VMs: 3 or more, because of two one page of difference would decide
-    #[arg(short = 'n', long, value_name = "NUMBER", default_value = "4", value_parser = clap::value_parser!(u16).range(3..=64))]
+    #[arg(short = 'n', long, value_name = "NUMBER", allow_hyphen_values = true,
+          default_value = "4", value_parser = clap::value_parser!(u16).range(3..=64))]
     number: u16,
     /// Form of the report
     #[arg(short, long, value_enum, value_name = "FORM", default_value = "text")]

@@ -89,7 +89,8 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) balloon: bool,
     /// Time between the stop signal and the end of the machine, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = value::duration)]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true,
+          default_value = "10", value_parser = value::duration)]
     pub(crate) stop_timeout: Duration,
 
     /// Copy a directory or file into the VM before the program starts; `ro` makes it read-only. May be repeated
@@ -135,7 +136,7 @@ pub(crate) struct Run {
           default_missing_value = "true", require_equals = true)]
     pub(crate) sig_proxy: bool,
     /// Keys that leave the program running
-    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    #[arg(long, value_name = "KEYS", allow_hyphen_values = true, default_value = "ctrl-p,ctrl-q")]
     pub(crate) detach_keys: DetachKeys,
 }
 

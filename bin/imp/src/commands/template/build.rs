@@ -46,13 +46,14 @@ pub(crate) struct Build {
     #[arg(long, value_name = "COMMAND")]
     init: Vec<String>,
     /// Most time for each --init
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = value::duration)]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true,
+          default_value = "600", value_parser = value::duration)]
     init_timeout: Duration,
     /// The program has printed this within one line
     #[arg(long, value_name = "TEXT")]
     wait_log: Vec<String>,
     /// Something listens on this port of the guest
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", allow_hyphen_values = true)]
     wait_port: Vec<NonZeroU16>,
     /// A GET on this port of the guest is answered with a status from 200 to 399
     #[arg(long, value_name = "PORT[/PATH]")]
@@ -61,7 +62,8 @@ pub(crate) struct Build {
     #[arg(long, value_name = "COMMAND")]
     wait_command: Vec<String>,
     /// Most time for each of these; they are waited for in this order
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = value::duration)]
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true,
+          default_value = "120", value_parser = value::duration)]
     wait_timeout: Duration,
 
     /// Keep the program's input open, for `imp attach` and `imp run -i --template`

@@ -26,31 +26,31 @@ pub(crate) struct Machine {
     pub(crate) network: Option<Network>,
 
     /// Processors of the guest; a part limits their time, as in 1.5 [default: 1]
-    #[arg(long, value_name = "NUMBER", value_parser = value::cpu_millis)]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, value_parser = value::cpu_millis)]
     pub(crate) cpus: Option<u32>,
     /// Memory of the guest, with k, m or g [default: 256m]
-    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) memory: Option<Memory>,
     /// Largest size of the VM's private disk, with m, g or t [default: 10g]
-    #[arg(long, value_name = "SIZE", value_parser = disk)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) disk: Option<DiskSize>,
     /// Most processes of the program's tree; 0 or -1: no limit
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
     pub(crate) pids_limit: Option<i64>,
     /// Most open files of the program, as in nofile=1024
-    #[arg(long = "ulimit", value_name = "nofile=NUMBER")]
+    #[arg(long = "ulimit", value_name = "nofile=NUMBER", allow_hyphen_values = true)]
     pub(crate) ulimits: Vec<Ulimit>,
     /// Most bytes a second to and from the VM's disks, with k, m or g
-    #[arg(long, value_name = "SIZE", value_parser = disk_bytes_per_second)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = disk_bytes_per_second)]
     pub(crate) disk_bps: Option<u64>,
     /// Most requests a second to and from the VM's disks
-    #[arg(long, value_name = "NUMBER", value_parser = disk_requests_per_second)]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, value_parser = disk_requests_per_second)]
     pub(crate) disk_iops: Option<u64>,
     /// Most bytes a second over the network, each way, with k, m or g; Firecracker and bridge networks only
-    #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = value::bytes)]
     pub(crate) network_bps: Option<u64>,
     /// Most packets a second over the network, each way; Firecracker and bridge networks only
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, value_parser = value::number)]
     pub(crate) network_pps: Option<u64>,
     /// Kernel: a vmlinux file, or the digest of an installed bundle [default: the installed default]
     #[arg(long, value_name = "FILE|DIGEST")]
@@ -81,18 +81,10 @@ pub(crate) enum Pull {
     Never,
 }
 
-fn memory(text: &str) -> anyhow::Result<Memory> {
-    Ok(Memory::from_bytes(value::bytes(text)?)?)
-}
-
 /// As it is written; the guest gets it like that.
 fn signal(text: &str) -> anyhow::Result<String> {
     imp_protocol::signal::number(text)?;
     Ok(text.to_owned())
-}
-
-fn disk(text: &str) -> anyhow::Result<DiskSize> {
-    Ok(DiskSize::from_bytes(value::bytes(text)?)?)
 }
 
 /// A guest reads megabytes before its program starts: with less than these it never does, and nobody sees why.
@@ -109,7 +101,7 @@ fn disk_bytes_per_second(text: &str) -> anyhow::Result<u64> {
 }
 
 fn disk_requests_per_second(text: &str) -> anyhow::Result<u64> {
-    let requests = text.parse()?;
+    let requests = value::number(text)?;
     anyhow::ensure!(
         requests == 0 || requests >= LEAST_DISK_REQUESTS,
         "with less than {LEAST_DISK_REQUESTS} requests a second a guest does not even start; 0 is no limit"
