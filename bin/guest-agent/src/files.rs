@@ -7,6 +7,7 @@ mod attributes;
 mod content;
 mod direct;
 mod error;
+mod memory;
 mod pieces;
 mod remove;
 mod rename;

@@ -203,7 +203,8 @@ impl Unpacker<'_> {
         let mut left = entry.size();
         let mut content = Content::new(file, std::mem::take(&mut self.piece), Zeros::Holes);
         loop {
-            let count = entry.read(content.room()).map_err(Error::Archive)?;
+            let room = content.room().map_err(self.failed(name))?;
+            let count = entry.read(room).map_err(Error::Archive)?;
             if count == 0 {
                 break;
             }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::CHUNK;
 use super::direct::{ALIGNMENT, Direct};
+use super::memory::Memory;
 
 /// Bytes of a piece. A file that is shorter is written through the cache, at once.
 const PIECE: usize = 1 << 20;
@@ -21,30 +22,33 @@ const HOLE: usize = 16 * ALIGNMENT;
 /// Memory for one piece, which files use one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
-    memory: Vec<u8>,
-    /// The first aligned byte.
-    start: usize,
+    memory: Option<Memory>,
     filled: usize,
 }
 
 impl Piece {
-    /// Room for `wanted` bytes, or for as many as the piece still takes.
-    fn room(&mut self, wanted: usize) -> &mut [u8] {
-        if self.memory.capacity() == 0 {
-            // Reserved at once, so that it stays where it is; cleared as it is needed, which for a small file is little.
-            self.memory.reserve_exact(ALIGNMENT + PIECE);
-            self.start = self.memory.as_ptr().align_offset(ALIGNMENT);
-        }
-        let from = self.start + self.filled;
-        let to = self.start + PIECE.min(self.filled + wanted);
-        if self.memory.len() < to {
-            self.memory.resize(to, 0);
-        }
-        self.memory.get_mut(from..to).unwrap_or_default()
+    /// Room for at most `wanted` bytes, and for one at least.
+    fn room(&mut self, wanted: usize) -> Result<&mut [u8], Errno> {
+        let memory = match self.memory.take() {
+            Some(memory) if memory.length() > self.filled => memory,
+            // Most files are small, and never need a whole piece.
+            few => self.larger(few)?,
+        };
+        let memory = self.memory.insert(memory);
+        let to = PIECE.min(memory.length()).min(self.filled + wanted);
+        Ok(memory.bytes_mut().get_mut(self.filled..to).unwrap_or_default())
+    }
+
+    fn larger(&self, few: Option<Memory>) -> Result<Memory, Errno> {
+        let Some(few) = few else { return Memory::new(1) };
+        let mut whole = Memory::new(PIECE)?;
+        let (to, from) = (whole.bytes_mut().get_mut(..self.filled), few.bytes().get(..self.filled));
+        to.unwrap_or_default().copy_from_slice(from.unwrap_or_default());
+        Ok(whole)
     }
 
     fn content(&self) -> &[u8] {
-        self.memory.get(self.start..self.start + self.filled).unwrap_or_default()
+        self.memory.as_ref().and_then(|memory| memory.bytes().get(..self.filled)).unwrap_or_default()
     }
 }
 
@@ -73,7 +77,7 @@ impl Content {
     }
 
     /// Where the next bytes go; never empty.
-    pub(crate) fn room(&mut self) -> &mut [u8] {
+    pub(crate) fn room(&mut self) -> Result<&mut [u8], Errno> {
         self.piece.room(CHUNK)
     }
 
@@ -91,7 +95,7 @@ impl Content {
 
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
-            let room = self.piece.room(bytes.len());
+            let room = self.piece.room(bytes.len())?;
             let count = room.len().min(bytes.len());
             let (now, rest) = bytes.split_at(count);
             room.get_mut(..count).unwrap_or_default().copy_from_slice(now);

@@ -7,11 +7,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use imp_sys::reading;
 use rustix::io::Errno;
 
 use super::CHUNK;
 use super::direct::{ALIGNMENT, Direct};
+use super::memory::Memory;
 
 /// Bytes that are read at once: whole chunks, and no more than a virtio disk takes in one request.
 const PIECE: usize = 5 * CHUNK;
@@ -22,16 +22,15 @@ const MOST_SPARE: usize = 2;
 /// Memory of pieces that nobody holds any more, for the next ones: fresh memory costs a fault and a clearing for each page,
 /// more than the disk does.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Spare(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Spare(Arc<Mutex<Vec<Memory>>>);
 
 impl Spare {
-    fn take(&self) -> Vec<u8> {
-        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        memory.clear();
-        memory
+    fn take(&self, bytes: usize) -> Result<Memory, Errno> {
+        let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        spare.filter(|memory| memory.length() >= bytes).map_or_else(|| Memory::new(bytes), Ok)
     }
 
-    fn give_back(&self, memory: Vec<u8>) {
+    fn give_back(&self, memory: Memory) {
         let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < MOST_SPARE {
             spare.push(memory);
@@ -41,20 +40,23 @@ impl Spare {
 
 /// A piece while somebody holds it.
 struct Lent {
-    memory: Vec<u8>,
-    start: usize,
+    /// None when it is given back.
+    memory: Option<Memory>,
+    length: usize,
     spare: Spare,
 }
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        self.memory.get(self.start..).unwrap_or_default()
+        self.memory.as_ref().and_then(|memory| memory.bytes().get(..self.length)).unwrap_or_default()
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.spare.give_back(std::mem::take(&mut self.memory));
+        if let Some(memory) = self.memory.take() {
+            self.spare.give_back(memory);
+        }
     }
 }
 
@@ -81,13 +83,10 @@ impl Pieces {
         if wanted == 0 {
             return Ok(Bytes::new());
         }
-        let mut memory = self.spare.take();
-        memory.reserve_exact(ALIGNMENT + wanted.next_multiple_of(ALIGNMENT));
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
-        memory.resize(start, 0);
+        let mut memory = self.spare.take(wanted)?;
         let count = loop {
             let most = if self.file.is_direct() { wanted.next_multiple_of(ALIGNMENT) } else { wanted };
-            match reading::behind_content(&self.file, &mut memory, most) {
+            match rustix::io::read(&self.file, memory.bytes_mut().get_mut(..most).unwrap_or_default()) {
                 Ok(count) => break count,
                 Err(error) => self.file.refused(error)?,
             }
@@ -96,8 +95,8 @@ impl Pieces {
         if !count.is_multiple_of(ALIGNMENT) {
             self.file.stop()?;
         }
-        memory.truncate(start + wanted);
-        Ok(Bytes::from_owner(Lent { memory, start, spare: self.spare.clone() }))
+        let length = count.min(wanted);
+        Ok(Bytes::from_owner(Lent { memory: Some(memory), length, spare: self.spare.clone() }))
     }
 }
 
