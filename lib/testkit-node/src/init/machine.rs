@@ -1,10 +1,10 @@
 //! What a node is before any program runs in it: modules, the root, cgroups, network, a disk.
 
 use std::ffi::CStr;
-use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::{fs, io};
 
 use anyhow::{Context as _, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change, mount_move};
@@ -17,6 +17,10 @@ const SHARE: &str = "host";
 /// The disk that is this node's own, made empty for it.
 const DISK: &str = "/dev/vda";
 const DATA: &str = "/data";
+
+/// By how many millionths a guest's clock may differ from the processor's before KVM wants it scaled.
+const CLOCK_TOLERANCE: &str = "/sys/module/kvm/parameters/tsc_tolerance_ppm";
+const CLOCK_TOLERANCE_PPM: &str = "20000";
 
 /// Users, groups and names that programs expect.
 const ETC: [(&str, &str); 4] = [
@@ -35,6 +39,7 @@ pub(super) fn prepare() -> anyhow::Result<()> {
     mount_new("sysfs", "/sys", "sysfs", c"")?;
     mount_new("devtmpfs", "/dev", "devtmpfs", c"")?;
     modules::load_first()?;
+    tolerate_clocks()?;
     enter_root()?;
     furnish()?;
     control_groups()?;
@@ -42,6 +47,18 @@ pub(super) fn prepare() -> anyhow::Result<()> {
         mount_new(DISK, DATA, "ext4", c"")?;
     }
     network(&fs::read_to_string("/proc/cmdline").context("reading the kernel's command line")?)
+}
+
+/// KVM takes note of the rate of the processor's clock when it is loaded, and the kernel corrects that rate, by one per cent
+/// at the most, at about the same time. Where KVM was first, and the difference is more than it tolerates, it wants guests'
+/// clocks scaled. No emulated processor can do that, and KVM goes on with a factor of nought: each timer of each guest is
+/// late by all the time that the node has run, so guests stop at the first one.
+fn tolerate_clocks() -> anyhow::Result<()> {
+    match fs::write(CLOCK_TOLERANCE, CLOCK_TOLERANCE_PPM) {
+        // Where the processor has no virtualisation there is no KVM.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        written => written.with_context(|| format!("writing {CLOCK_TOLERANCE}")),
+    }
 }
 
 fn mount_new(source: &str, place: &str, kind: &str, options: &CStr) -> anyhow::Result<()> {

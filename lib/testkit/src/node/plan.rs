@@ -40,6 +40,8 @@ pub(super) struct Machine<'a> {
     pub(super) memory_mib: u32,
     pub(super) hostname: &'a str,
     pub(super) attachment: Option<&'a Attachment>,
+    /// Rate of the host's time stamp counter, which is the emulated one, too.
+    pub(super) tsc_khz: Option<u64>,
 }
 
 impl Machine<'_> {
@@ -94,10 +96,15 @@ impl Machine<'_> {
             "cryptomgr.notests".to_owned(),
             "tsc=reliable".to_owned(),
             "8250.nr_uarts=1".to_owned(),
+        ];
+        // What the kernel measures on emulated timers is wrong by up to a thousandth, and it corrects that later, perhaps when
+        // KVM has taken note of it: see `tolerate_clocks` of the node's PID 1.
+        words.extend(self.tsc_khz.map(|khz| format!("tsc_early_khz={khz}")));
+        words.extend([
             // What is not for the kernel comes last: it would go to PID 1 as arguments or environment.
             "--".to_owned(),
             format!("imp.hostname={}", self.hostname),
-        ];
+        ]);
         if let Some(Attachment { address, prefix, gateway, .. }) = self.attachment {
             words.push(format!("imp.address={address}/{prefix}"));
             words.push(format!("imp.gateway={gateway}"));
@@ -168,10 +175,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_node_without_a_network_has_no_network_device() {
-        let path = Path::new("/a,b");
-        let machine = Machine {
+    fn machine(path: &Path) -> Machine<'_> {
+        Machine {
             qemu: path,
             kernel: path,
             initramfs: path,
@@ -181,7 +186,21 @@ mod tests {
             memory_mib: 512,
             hostname: "node",
             attachment: None,
-        };
+            tsc_khz: None,
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_told_the_rate_of_its_clock_where_it_is_known() {
+        let path = Path::new("/a");
+        assert!(!machine(path).command_line().contains("tsc_early_khz"));
+        let line = Machine { tsc_khz: Some(2_596_120), ..machine(path) }.command_line();
+        assert!(line.contains(" tsc_early_khz=2596120 -- imp.hostname=node"), "{line}");
+    }
+
+    #[test]
+    fn a_node_without_a_network_has_no_network_device() {
+        let machine = machine(Path::new("/a,b"));
         let alone = machine.arguments().join(" ");
         assert!(!alone.contains("-netdev") && !alone.contains("imp.address"), "{alone}");
         assert!(alone.contains("file=/a,,b"), "{alone}");
