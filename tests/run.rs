@@ -78,6 +78,23 @@ fn what_is_copied_in_is_there_and_what_is_read_only_cannot_be_written() -> anyho
 }
 
 #[test]
+fn a_copy_to_a_place_below_a_file_is_refused_with_both_paths_and_what_to_do() -> anyhow::Result<()> {
+    on_driver(|| {
+        let imp = Imp::with_busybox(DRIVER)?;
+        std::fs::write(imp.folder().join("file"), "x")?;
+        let line = ["run", "--rm", "--network", "none", "-v", "./file:/bin/busybox/deep/x", IMAGE, "true"];
+        let came = imp.run(line)?;
+        assert_eq!(came.code, Some(125));
+        let said =
+            ["/file cannot be copied to /bin/busybox/deep/x", "directory /bin/busybox", "another GUEST-PATH"];
+        for words in said {
+            assert!(came.stderr.contains(words), "{words:?} is not in {}", came.stderr);
+        }
+        imp.end()
+    })
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_the_program() -> anyhow::Result<()> {
     on_driver(|| {
         let imp = Imp::with_busybox(DRIVER)?;

@@ -159,7 +159,8 @@ pub(crate) fn state_from_wire(state: wire::State) -> State {
 pub(crate) fn entry_to_wire(entry: LogEntry) -> wire::LogEntry {
     let stream = match entry.stream {
         LogStream::Stdout => wire::log_entry::Stream::Stdout,
-        LogStream::Stderr => wire::log_entry::Stream::Stderr,
+        // Said beside the program's own output, as by whoever is attached.
+        LogStream::Stderr | LogStream::Note => wire::log_entry::Stream::Stderr,
     };
     wire::LogEntry { stream: stream.into(), unix_nanoseconds: nanoseconds(entry.at), data: entry.data.into() }
 }

@@ -16,9 +16,9 @@ use imp_protocol::hello;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use crate::spec::{HostName, VmSpec};
+use crate::spec::{CopiedMount, HostName, VmSpec};
 use crate::status::{AgentFacts, NetworkFacts};
 use crate::vmm::{self, Machine};
 use crate::{network, random};
@@ -95,6 +95,19 @@ pub(crate) enum Error {
     Late { call: &'static str, patience: Duration },
     #[error("the guest did not confirm: {what}")]
     NotConfirmed { what: &'static str },
+    #[error("{} cannot be copied to {target} of the guest", path.display())]
+    Copy {
+        path: PathBuf,
+        target: String,
+        #[source]
+        source: Box<Error>,
+    },
+    #[error(
+        "{} cannot be copied to {target} of the guest, where the image has something else: {}; choose another GUEST-PATH",
+        path.display(),
+        status.message()
+    )]
+    InTheWay { path: PathBuf, target: String, status: Box<Status> },
     #[error("{} cannot be copied into the guest", path.display())]
     Archive {
         path: PathBuf,
@@ -104,14 +117,30 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The same of one of the mounts that a guest begins with.
+    pub(crate) fn of_copy(self, mount: &CopiedMount) -> Self {
+        let (path, target) =
+            (mount.source.clone(), String::from_utf8_lossy(mount.target.as_slice()).into_owned());
+        match self {
+            // Each error of these kinds is about what a path leads to, and nobody but the image has made that.
+            Self::Refused { status, .. }
+                if matches!(status.code(), Code::AlreadyExists | Code::FailedPrecondition) =>
+            {
+                Self::InTheWay { path, target, status }
+            }
+            archive @ Self::Archive { .. } => archive,
+            error => Self::Copy { path, target, source: Box::new(error) },
+        }
+    }
+
     /// Whether the guest answered that it does not know what was asked for.
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if status.code() == tonic::Code::NotFound)
+        matches!(self, Self::Refused { status, .. } if status.code() == Code::NotFound)
     }
 
     /// Whether the guest's agent is of a version that does not know the call.
     pub(crate) fn is_unimplemented(&self) -> bool {
-        matches!(self, Self::Refused { status, .. } if status.code() == tonic::Code::Unimplemented)
+        matches!(self, Self::Refused { status, .. } if status.code() == Code::Unimplemented)
     }
 }
 

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! The offset is the position of the data in the process's whole output, so that a reader of the process, also one of a
-//! later owner, knows from where on to ask for more.
+//! later owner, knows from where on to ask for more. A note is no output: it stands where output could not be written.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+mod losses;
 mod read;
 mod write;
 
@@ -46,6 +47,8 @@ pub enum LogEnd {
 pub enum LogStream {
     Stdout,
     Stderr,
+    /// A line of ours.
+    Note,
 }
 
 /// A piece of output: not necessarily a line.
@@ -63,9 +66,18 @@ impl LogEntry {
         Self { stream: header.stream, at: header.time(), offset: header.offset, data }
     }
 
+    /// Position in the process's whole output behind this.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.stream.output(self.data.len() as u64))
+    }
+
     /// What of it comes at or after a position of the whole output; none if all comes before.
     #[must_use]
     pub fn from_offset(mut self, offset: u64) -> Option<Self> {
+        if self.stream == LogStream::Note {
+            return (self.offset >= offset).then_some(self);
+        }
         let before = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
         if before >= self.data.len() && before > 0 {
             return None;
@@ -73,6 +85,16 @@ impl LogEntry {
         self.data.drain(..before);
         self.offset = self.offset.max(offset);
         Some(self)
+    }
+}
+
+impl LogStream {
+    /// How much of so many bytes is the process's own output.
+    fn output(self, bytes: u64) -> u64 {
+        match self {
+            Self::Stdout | Self::Stderr => bytes,
+            Self::Note => 0,
+        }
     }
 }
 
@@ -86,12 +108,6 @@ pub enum Error {
     },
     #[error("cannot read the log {}", path.display())]
     Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot write the log {}", path.display())]
-    Write {
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -114,6 +130,7 @@ impl Header {
         let stream = match self.stream {
             LogStream::Stdout => 1,
             LogStream::Stderr => 2,
+            LogStream::Note => 3,
         };
         let mut bytes = [0; HEADER];
         let parts = [
@@ -136,6 +153,7 @@ impl Header {
         let stream = match magic {
             [b'I', b'L', 1, 0] => LogStream::Stdout,
             [b'I', b'L', 2, 0] => LogStream::Stderr,
+            [b'I', b'L', 3, 0] => LogStream::Note,
             _ => return None,
         };
         let length = u32::from_le_bytes(*length);

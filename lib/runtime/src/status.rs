@@ -13,8 +13,10 @@ use crate::id::VmId;
 use crate::metering;
 use crate::spec::{CopiedMount, Cpus, DiskSize, Egress, Memory, NetworkMode, VmName};
 
+mod fault;
 mod outcome;
 
+pub use fault::Fault;
 pub use outcome::{Failure, Outcome, VmmEnd};
 
 /// Everything `inspect` shows.
@@ -67,6 +69,9 @@ pub struct VmStatus {
     /// Present in a VM with a balloon: as it was when the machine began, or when somebody last asked for memory.
     #[serde(default)]
     pub balloon: Option<BalloonFacts>,
+    /// Present once output of the main process could not be recorded.
+    #[serde(default)]
+    pub lost_output: Option<LostOutput>,
     /// Present while the VMM lives and its guest does not answer.
     #[serde(default)]
     pub unreachable_since: Option<SystemTime>,
@@ -223,6 +228,14 @@ pub struct NotEnforced {
 pub struct Stage {
     pub name: StageName,
     pub milliseconds: u64,
+}
+
+/// Output of a main process that is not in the log: when it came it could not be written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostOutput {
+    pub bytes: u64,
+    /// Of the last loss.
+    pub why: String,
 }
 
 /// Memory that a guest has given back. It is the guest's word: whoever breaks into its kernel may take it again.

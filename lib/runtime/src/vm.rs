@@ -22,15 +22,17 @@ use crate::pins::Keeper;
 use crate::ports::Published;
 use crate::process::Process;
 use crate::spec::Memory;
-use crate::status::{Event, Outcome, VmStatus, VmmEnd};
+use crate::status::{Event, Outcome, VmStatus};
 use crate::template::InitCommand;
 use crate::vmm::drivers::Drivers;
 use crate::vmm::{Driver, Machine};
 use asks::Asks;
+use ended::Evidence;
 
 mod asks;
 mod asleep;
 mod clean_up;
+mod ended;
 mod leave;
 mod message;
 mod prepare;
@@ -270,9 +272,9 @@ impl Vm {
             Message::Attached(machine) => {
                 self.machine = Some(Arc::clone(&machine));
                 let messages = self.messages.clone();
-                let cgroups = self.record.cgroups.clone();
+                let evidence = Evidence::of(&self.record, &self.context.store);
                 self.exit_watch = Some(spawn(async move {
-                    let end = explained(machine.ended().await, &cgroups);
+                    let end = evidence.explain(machine.ended().await);
                     let _ = messages.send(Message::Happened(Input::VmmEnded(end)));
                 }));
                 self.attached();
@@ -311,6 +313,7 @@ impl Vm {
                 self.record.status.balloon = Some(facts);
                 self.publish();
             }
+            Message::Lost(lost) => self.lost(lost),
             // Without a machine the answer is dropped, and that is one.
             Message::Machine(answer) => drop(self.machine.clone().map(|machine| answer.send(machine))),
             Message::Leave => return self.leave().await,
@@ -389,15 +392,6 @@ pub(crate) fn need(origin: &Origin, memory: Memory, driver: &dyn Driver) -> u64 
         Origin::Snapshot { .. } => admission::private_estimate(memory.bytes()),
     };
     guest + driver.overhead_bytes()
-}
-
-/// A kill by the kernel itself looks like any other, and like nothing at all to an owner that took the VMM over.
-fn explained(end: VmmEnd, cgroups: &[std::path::PathBuf]) -> VmmEnd {
-    match end {
-        VmmEnd::Signal(_) | VmmEnd::Unknown => crate::cgroup::killed_at_memory_limit(cgroups)
-            .map_or(end, |limit_bytes| VmmEnd::OutOfMemory { limit_bytes }),
-        VmmEnd::PoweredOff | VmmEnd::Reset | VmmEnd::Exit(_) | VmmEnd::OutOfMemory { .. } => end,
-    }
 }
 
 /// A task that ends with its handle.

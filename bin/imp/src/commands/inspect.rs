@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use clap::Args;
 use imp_embedded::report::Usage;
 use imp_runtime::status::{
-    BalloonFacts, DriverFacts, EnforcedLimit, KernelFacts, NetworkFacts, NotEnforced, Outcome as VmOutcome,
-    Stage, VmStatus,
+    BalloonFacts, DriverFacts, EnforcedLimit, KernelFacts, LostOutput, NetworkFacts, NotEnforced,
+    Outcome as VmOutcome, Stage, VmStatus,
 };
 use serde::Serialize;
 
@@ -51,6 +51,8 @@ struct Shown {
     not_enforced: Vec<NotEnforced>,
     /// Of processes, processor time, disks and network, as they were asked for.
     limits_asked: imp_runtime::spec::Limits,
+    /// Output of the program that could not be recorded, as on a full disk.
+    lost_output: Option<LostOutput>,
     stages: Vec<Stage>,
 }
 
@@ -115,6 +117,7 @@ impl Shown {
             limits: vm.limits,
             not_enforced: vm.not_enforced,
             limits_asked: vm.asked,
+            lost_output: vm.lost_output,
             stages: vm.stages,
         }
     }

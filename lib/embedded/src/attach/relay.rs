@@ -186,11 +186,13 @@ impl Relay {
         if missing > 0 {
             self.output(exec_output::Output::Dropped(missing)).await?;
         }
-        self.position = entry.offset.saturating_add(entry.data.len() as u64);
+        self.position = entry.end();
         let data = entry.data.into();
         self.output(match entry.stream {
             LogStream::Stdout => exec_output::Output::Stdout(data),
             LogStream::Stderr => exec_output::Output::Stderr(data),
+            // Told already.
+            LogStream::Note => return Ok(()),
         })
         .await
     }

@@ -216,5 +216,11 @@ async fn what_the_log_lacks_is_told_when_it_is_replayed() {
     for entry in [entry(0, b"before"), entry(8, b"xxab"), entry(12, b"c"), entry(20, b"d")] {
         relay.replay(entry).await.unwrap();
     }
-    assert_eq!(seen.all(4).await, [out("ab"), out("c"), exec_output::Output::Dropped(7), out("d")]);
+    // A note stands behind what is missing, and is nothing that the program has said.
+    let note = |offset| LogEntry { stream: LogStream::Note, ..entry(offset, b"some bytes are missing here") };
+    for entry in [note(8), note(30), entry(30, b"e")] {
+        relay.replay(entry).await.unwrap();
+    }
+    let missing = exec_output::Output::Dropped;
+    assert_eq!(seen.all(6).await, [out("ab"), out("c"), missing(7), out("d"), missing(9), out("e")]);
 }

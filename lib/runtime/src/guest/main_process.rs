@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::Error;
 use crate::logs::{LogStream, LogWriter};
 use crate::spec::{MainProcess, Stdin};
-use crate::status::Outcome;
+use crate::status::{LostOutput, Outcome};
 
 /// Its id in the guest.
 pub(crate) const MAIN: &str = "main";
@@ -61,6 +61,8 @@ impl Request {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Heard {
     Started,
+    /// Of its output that comes, this cannot be recorded.
+    Lost(LostOutput),
     Ended(Outcome),
 }
 
@@ -91,24 +93,25 @@ pub(crate) async fn follow(
     while let Some(output) = outputs.message().await.map_err(refused)? {
         match output.output {
             Some(exec_output::Output::Started(_)) => heard(Heard::Started),
-            Some(exec_output::Output::Stdout(data)) => record(log, LogStream::Stdout, &data),
-            Some(exec_output::Output::Stderr(data)) => record(log, LogStream::Stderr, &data),
+            // A full disk must not stop the process: what cannot be recorded is lost.
+            Some(exec_output::Output::Stdout(data)) => log.append(LogStream::Stdout, &data),
+            Some(exec_output::Output::Stderr(data)) => log.append(LogStream::Stderr, &data),
             Some(exec_output::Output::Dropped(bytes)) => log.skip(bytes),
             Some(exec_output::Output::Exited(status)) => {
+                log.end();
+                if let Some(lost) = log.news_of_losses() {
+                    heard(Heard::Lost(lost));
+                }
                 heard(Heard::Ended(outcome(status)));
                 return Ok(());
             }
             Some(exec_output::Output::StdinTaken(_)) | None => {}
         }
+        if let Some(lost) = log.news_of_losses() {
+            heard(Heard::Lost(lost));
+        }
     }
     Err(Error::NotConfirmed { what: "the end of the main process" })
-}
-
-/// A full disk must not stop the process: what cannot be recorded is lost.
-fn record(log: &mut LogWriter, stream: LogStream, data: &[u8]) {
-    if let Err(error) = log.append(stream, data) {
-        tracing::debug!(%error, "output lost");
-    }
 }
 
 fn outcome(status: ExitStatus) -> Outcome {

@@ -89,9 +89,8 @@ impl LogReader {
                 }
                 let bytes = skip.bytes;
                 self.skip = None;
-                let start = entry.offset.saturating_add(bytes as u64);
-                let Some(rest) = entry.from_offset(start) else { continue };
-                entry = rest;
+                entry.offset = entry.offset.saturating_add(entry.stream.output(bytes as u64));
+                entry.data.drain(..bytes.min(entry.data.len()));
             }
             let wanted = self.query.since.is_none_or(|since| entry.at >= since) && !entry.data.is_empty();
             if wanted {

@@ -26,8 +26,8 @@ async fn read(directory: &std::path::Path, query: LogQuery) -> String {
 async fn what_is_written_is_read_back_with_its_stream() {
     let directory = tempfile::tempdir().unwrap();
     let mut log = writer(directory.path());
-    log.append(LogStream::Stdout, b"one").unwrap();
-    log.append(LogStream::Stderr, b"two").unwrap();
+    log.append(LogStream::Stdout, b"one");
+    log.append(LogStream::Stderr, b"two");
     let mut reader = LogReader::open(directory.path(), LogQuery::default(), None).unwrap();
     let one = reader.next().await.unwrap().unwrap();
     let two = reader.next().await.unwrap().unwrap();
@@ -42,9 +42,9 @@ async fn a_guest_that_floods_leaves_two_bounded_files_and_the_last_output() {
     let directory = tempfile::tempdir().unwrap();
     let mut log = writer(directory.path());
     for _ in 0..200 {
-        log.append(LogStream::Stdout, &[b'x'; 128 << 10]).unwrap();
+        log.append(LogStream::Stdout, &[b'x'; 128 << 10]);
     }
-    log.append(LogStream::Stdout, b"\nlast").unwrap();
+    log.append(LogStream::Stdout, b"\nlast");
     let sizes: Vec<u64> =
         std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).collect();
     assert!(sizes.len() == 2 && sizes.iter().all(|s| *s <= FILE + (LONGEST + HEADER) as u64), "{sizes:?}");
@@ -57,15 +57,15 @@ async fn a_guest_that_floods_leaves_two_bounded_files_and_the_last_output() {
 async fn a_half_written_frame_is_cut_off_and_the_position_is_known_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut log = writer(directory.path());
-    log.append(LogStream::Stdout, b"whole ").unwrap();
-    log.append(LogStream::Stdout, b"half").unwrap();
+    log.append(LogStream::Stdout, b"whole ");
+    log.append(LogStream::Stdout, b"half");
     drop(log);
     let path = file(directory.path(), 0);
     let size = std::fs::metadata(&path).unwrap().len();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(size - 1).unwrap();
     let mut log = writer(directory.path());
     assert_eq!(log.offset(), 6);
-    log.append(LogStream::Stdout, b"again").unwrap();
+    log.append(LogStream::Stdout, b"again");
     assert_eq!(read(directory.path(), LogQuery::default()).await, "whole again");
 }
 
@@ -74,7 +74,7 @@ async fn the_last_lines_are_counted_across_pieces() {
     let directory = tempfile::tempdir().unwrap();
     let mut log = writer(directory.path());
     for piece in ["a\nb", "b\nc", "\n", "d"] {
-        log.append(LogStream::Stdout, piece.as_bytes()).unwrap();
+        log.append(LogStream::Stdout, piece.as_bytes());
     }
     for (lines, text) in [(0, ""), (1, "d"), (2, "c\nd"), (3, "bb\nc\nd"), (9, "a\nbb\nc\nd")] {
         let query = LogQuery { tail: Some(lines), ..LogQuery::default() };
@@ -87,16 +87,16 @@ async fn a_follower_gets_what_comes_later_and_ends_with_the_writer() {
     let directory = tempfile::tempdir().unwrap();
     let grown = Arc::new(watch::channel(0).0);
     let mut log = LogWriter::open(directory.path(), Arc::clone(&grown)).unwrap();
-    log.append(LogStream::Stdout, b"early ").unwrap();
+    log.append(LogStream::Stdout, b"early ");
     let query = LogQuery { end: LogEnd::Follow, ..LogQuery::default() };
     let mut reader = LogReader::open(directory.path(), query, Some(grown.subscribe())).unwrap();
     assert_eq!(reader.next().await.unwrap().unwrap().data, b"early ");
     let follower = tokio::spawn(async move { all(&mut reader).await });
     for _ in 0..100 {
-        log.append(LogStream::Stderr, &[b'y'; 100 << 10]).unwrap();
+        log.append(LogStream::Stderr, &[b'y'; 100 << 10]);
         tokio::task::yield_now().await;
     }
-    log.append(LogStream::Stdout, b"end").unwrap();
+    log.append(LogStream::Stdout, b"end");
     drop((log, grown));
     assert!(follower.await.unwrap().ends_with(b"yend"));
 }
@@ -105,10 +105,10 @@ async fn a_follower_gets_what_comes_later_and_ends_with_the_writer() {
 async fn only_what_is_new_enough_is_read() {
     let directory = tempfile::tempdir().unwrap();
     let mut log = writer(directory.path());
-    log.append(LogStream::Stdout, b"old").unwrap();
+    log.append(LogStream::Stdout, b"old");
     let mut reader = LogReader::open(directory.path(), LogQuery::default(), None).unwrap();
     let since = reader.next().await.unwrap().unwrap().at + Duration::from_nanos(1);
-    log.append(LogStream::Stdout, b"new").unwrap();
+    log.append(LogStream::Stdout, b"new");
     let query = LogQuery { since: Some(since), ..LogQuery::default() };
     assert_eq!(read(directory.path(), query).await, "new");
 }
@@ -126,9 +126,9 @@ async fn a_damaged_log_is_an_error_not_a_flood() {
 async fn entries_say_where_they_stand_and_can_be_cut_there() {
     let directory = tempfile::tempdir().unwrap();
     let mut log = writer(directory.path());
-    log.append(LogStream::Stdout, b"one").unwrap();
+    log.append(LogStream::Stdout, b"one");
     log.skip(10);
-    log.append(LogStream::Stderr, b"two").unwrap();
+    log.append(LogStream::Stderr, b"two");
     let mut reader = LogReader::open(directory.path(), LogQuery::default(), None).unwrap();
     let (one, two) = (reader.next().await.unwrap().unwrap(), reader.next().await.unwrap().unwrap());
     assert_eq!((one.offset, two.offset), (0, 13));

@@ -1,22 +1,31 @@
 //! The one writer of a VM's log.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
+use super::losses::Losses;
 use super::{Error, FILE, HEADER, Header, LONGEST, LogStream, file, files};
+use crate::status::LostOutput;
 
 /// Appends frames; a whole one or none is there after a crash.
 pub(crate) struct LogWriter {
     directory: PathBuf,
     number: u64,
     file: File,
+    /// Of the whole frames.
     size: u64,
+    /// Whether half a frame follows them that could not be cut off.
+    torn: bool,
     offset: u64,
+    losses: Losses,
+    /// Whether what was written last ended within a line.
+    within_line: bool,
     /// Counts appended frames; readers wait on it.
     grown: Arc<watch::Sender<u64>>,
 }
@@ -37,10 +46,18 @@ impl LogWriter {
             .map_err(|source| failed(&path, source))?;
         let (size, _) = end_of_whole_frames(&mut open).map_err(|source| failed(&path, source))?;
         let offset = recorded(directory)?;
-        open.set_len(size)
-            .and_then(|()| open.seek(SeekFrom::Start(size)))
-            .map_err(|source| failed(&path, source))?;
-        Ok(Self { directory: directory.to_owned(), number, file: open, size, offset, grown })
+        open.set_len(size).map_err(|source| failed(&path, source))?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            number,
+            file: open,
+            size,
+            torn: false,
+            offset,
+            losses: Losses::default(),
+            within_line: false,
+            grown,
+        })
     }
 
     /// Position in the process's whole output up to which it has been recorded.
@@ -53,39 +70,57 @@ impl LogWriter {
         self.offset = self.offset.saturating_add(bytes);
     }
 
-    pub(crate) fn append(&mut self, stream: LogStream, data: &[u8]) -> Result<(), Error> {
+    /// What cannot be written is lost, because it has been taken from the process. What is written next says how much.
+    pub(crate) fn append(&mut self, stream: LogStream, data: &[u8]) {
         for part in data.chunks(LONGEST) {
-            let offset = self.offset;
-            // Counted also when it cannot be written: it has been taken from the process.
+            let frames = [self.note(), frame(stream, self.offset, part)].concat();
             self.offset = self.offset.saturating_add(part.len() as u64);
-            let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-            let header = Header {
-                stream,
-                length: part.len() as u32,
-                at: u64::try_from(nanoseconds).unwrap_or(u64::MAX),
-                offset,
-            };
-            self.frame(header, part)
-                .map_err(|source| Error::Write { path: file(&self.directory, self.number), source })?;
-            self.grown.send_modify(|count| *count += 1);
+            match self.write(&frames) {
+                Ok(()) => self.within_line = !part.ends_with(b"\n"),
+                Err(error) => self.losses.add(part.len() as u64, &error),
+            }
         }
-        Ok(())
     }
 
-    fn frame(&mut self, header: Header, data: &[u8]) -> io::Result<()> {
+    /// Nothing comes any more: what is missing at the end is noted, if that can be.
+    pub(crate) fn end(&mut self) {
+        let note = self.note();
+        if !note.is_empty()
+            && let Err(error) = self.write(&note)
+        {
+            tracing::debug!(%error, "the end of a log is missing without a note");
+        }
+        self.losses.over();
+    }
+
+    /// What was lost, when there is something to say of it.
+    pub(crate) fn news_of_losses(&mut self) -> Option<LostOutput> {
+        self.losses.news()
+    }
+
+    /// The frame that stands for what is missing here; empty if nothing is.
+    fn note(&self) -> Vec<u8> {
+        let Some(note) = self.losses.note() else { return Vec::new() };
+        let line = if self.within_line { format!("\n{note}") } else { note };
+        frame(LogStream::Note, self.offset, line.as_bytes())
+    }
+
+    fn write(&mut self, frames: &[u8]) -> io::Result<()> {
         if self.size >= FILE {
             self.next_file()?;
         }
-        let mut bytes = Vec::with_capacity(HEADER + data.len());
-        bytes.extend_from_slice(&header.encode());
-        bytes.extend_from_slice(data);
-        if let Err(error) = self.file.write_all(&bytes) {
-            // Half a frame, as on a full disk, would hide all that follow.
+        if self.torn {
             self.file.set_len(self.size)?;
-            self.file.seek(SeekFrom::Start(self.size))?;
+            self.torn = false;
+        }
+        if let Err(error) = self.file.write_all_at(frames, self.size) {
+            // Half a frame, as on a full disk, would hide all that follow.
+            self.torn = self.file.set_len(self.size).is_err();
             return Err(error);
         }
-        self.size += bytes.len() as u64;
+        self.size += frames.len() as u64;
+        self.losses.over();
+        self.grown.send_modify(|count| *count += 1);
         Ok(())
     }
 
@@ -95,11 +130,19 @@ impl LogWriter {
             OpenOptions::new().create_new(true).read(true).write(true).open(file(&self.directory, next))?;
         self.number = next;
         self.size = 0;
+        self.torn = false;
         for old in files(&self.directory).into_iter().filter(|n| n + 1 < next) {
             fs::remove_file(file(&self.directory, old))?;
         }
         Ok(())
     }
+}
+
+fn frame(stream: LogStream, offset: u64, data: &[u8]) -> Vec<u8> {
+    let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let at = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
+    let header = Header { stream, length: data.len() as u32, at, offset };
+    [&header.encode()[..], data].concat()
 }
 
 /// Position in the process's whole output up to which the log has it.
@@ -132,7 +175,95 @@ fn end_of_whole_frames(file: &mut File) -> io::Result<(u64, Option<u64>)> {
             break;
         }
         position = next;
-        offset = Some(header.offset.saturating_add(header.length.into()));
+        offset = Some(header.offset.saturating_add(header.stream.output(header.length.into())));
     }
     Ok((position, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logs::{LogEntry, LogQuery, LogReader};
+
+    /// Has it write to a disk that is full; what it wrote to before.
+    fn full(log: &mut LogWriter) -> File {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        std::mem::replace(&mut log.file, full)
+    }
+
+    fn writer(directory: &Path) -> LogWriter {
+        LogWriter::open(directory, Arc::new(watch::channel(0).0)).unwrap()
+    }
+
+    async fn entries(directory: &Path, query: LogQuery) -> Vec<LogEntry> {
+        let mut reader = LogReader::open(directory, query, None).unwrap();
+        let mut entries = Vec::new();
+        while let Some(entry) = reader.next().await.unwrap() {
+            entries.push(entry);
+        }
+        entries
+    }
+
+    fn text(entries: &[LogEntry]) -> String {
+        String::from_utf8(entries.iter().flat_map(|entry| entry.data.clone()).collect()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_a_full_disk_loses_is_noted_once_where_it_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = writer(directory.path());
+        log.append(LogStream::Stdout, b"begun\nhal");
+        let room = full(&mut log);
+        log.append(LogStream::Stdout, b"f a line\n");
+        assert_eq!(log.news_of_losses().unwrap().bytes, 9);
+        log.append(LogStream::Stderr, &vec![b'x'; LONGEST + 1]);
+        log.file = room;
+        log.append(LogStream::Stdout, b"on\n");
+        log.append(LogStream::Stdout, b"and on\n");
+        let lost = 9 + LONGEST as u64 + 1;
+        assert_eq!(log.news_of_losses().unwrap().bytes, LONGEST as u64 + 1);
+        let noted =
+            format!("imp: {lost} bytes of output are missing here: No space left on device (os error 28)\n");
+        let all = entries(directory.path(), LogQuery::default()).await;
+        assert_eq!(text(&all), format!("begun\nhal\n{noted}on\nand on\n"));
+        let places: Vec<_> = all.iter().map(|entry| (entry.stream, entry.offset, entry.end())).collect();
+        let (on, end) = (9 + lost, 9 + lost + 3);
+        let [begun, out, more] =
+            [(0, 9), (on, end), (end, end + 7)].map(|(from, to)| (LogStream::Stdout, from, to));
+        assert_eq!(places, [begun, (LogStream::Note, on, on), out, more]);
+        for (tail, wanted) in [(3, format!("{noted}on\nand on\n")), (2, "on\nand on\n".to_owned())] {
+            let query = LogQuery { tail: Some(tail), ..LogQuery::default() };
+            assert_eq!(text(&entries(directory.path(), query).await), wanted, "{tail}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_missing_at_the_end_is_noted_and_is_no_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = writer(directory.path());
+        log.append(LogStream::Stdout, b"one\n");
+        let room = full(&mut log);
+        log.append(LogStream::Stdout, b"lost\n");
+        log.file = room;
+        log.end();
+        log.end();
+        let all = entries(directory.path(), LogQuery::default()).await;
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(text(&all).starts_with("one\nimp: 5 bytes of output are missing here: "), "{all:?}");
+        assert_eq!((writer(directory.path()).offset(), recorded(directory.path()).unwrap()), (9, 9));
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_stays_full_leaves_the_log_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = writer(directory.path());
+        log.append(LogStream::Stdout, b"one\n");
+        let _room = full(&mut log);
+        log.append(LogStream::Stdout, b"lost\n");
+        log.end();
+        let lost = log.news_of_losses().unwrap();
+        assert_eq!((lost.bytes, lost.why.contains("No space left")), (5, true));
+        assert_eq!(text(&entries(directory.path(), LogQuery::default()).await), "one\n");
+        assert_eq!(recorded(directory.path()).unwrap(), 4);
+    }
 }

@@ -250,6 +250,7 @@ fn first_status(
         not_enforced: Vec::new(),
         asked: spec.limits.clone(),
         balloon: None,
+        lost_output: None,
         unreachable_since: None,
         stages: Vec::new(),
         stop_grace: spec.stop_grace,

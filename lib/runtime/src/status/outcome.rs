@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::Fault;
+
 /// How a VM ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "how")]
@@ -131,7 +133,14 @@ pub enum VmmEnd {
     /// The guest restarted, which is what a kernel panic looks like.
     Reset,
     Exit(i32),
+    /// It ended itself, and its exit status says why.
+    Fault {
+        status: i32,
+        fault: Fault,
+    },
     Signal(i32),
+    /// The memory file of the snapshot that it went on from is shorter than its memory.
+    MemoryCutShort,
     /// The kernel killed it, because the VM needed more memory than its control group lets it have.
     OutOfMemory {
         limit_bytes: u64,
@@ -146,7 +155,14 @@ impl fmt::Display for VmmEnd {
             Self::PoweredOff => f.write_str("the guest powered off"),
             Self::Reset => f.write_str("the guest's kernel panicked or restarted"),
             Self::Exit(code) => write!(f, "exit status {code}"),
-            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::Fault { status, fault } => write!(f, "{fault} (exit status {status})"),
+            Self::Signal(signal) => match Fault::of_signal(*signal) {
+                Some(fault) => write!(f, "{fault} (signal {signal})"),
+                None => write!(f, "signal {signal}"),
+            },
+            Self::MemoryCutShort => f.write_str(
+                "the memory file of the snapshot that it went on from was cut short, which `imp template verify` finds",
+            ),
             Self::OutOfMemory { limit_bytes } => {
                 write!(f, "the kernel killed it at its memory limit of {} MiB", limit_bytes >> 20)
             }
@@ -168,6 +184,9 @@ mod tests {
         let said = r#"its console: "[    1.0] Kernel panic - not syncing: \u{1b}[31mno init""#;
         assert!(ended.starts_with("the machine ended while it booted") && ended.ends_with(said), "{ended}");
         assert!(!failed(Failure::OwnerGone).to_string().contains("panic"));
+        let cut = failed(Failure::EndedWhileRunning { vmm: VmmEnd::Signal(7) }).to_string();
+        assert!(cut.contains("memory that it needed is gone") && cut.contains("(signal 7)"), "{cut}");
+        assert_eq!(VmmEnd::Signal(9).to_string(), "signal 9");
         let signalled = Outcome::Signalled { signal: 9, out_of_memory: true, timed_out: false };
         let text = "its program was ended by signal 9, because the guest ran out of memory";
         assert_eq!(signalled.to_string(), text);

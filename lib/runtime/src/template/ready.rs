@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::guest::{self, End};
 use super::{Probe, Readiness};
 use crate::id::VmId;
-use crate::logs::{LogEnd, LogQuery, LogReader};
+use crate::logs::{LogEnd, LogQuery, LogReader, LogStream};
 use crate::runtime::{self, Runtime};
 use crate::spec::MainProcess;
 
@@ -141,6 +141,9 @@ fn answer(line: &[u8]) -> Result<(), NotReady> {
 async fn printed(mut log: LogReader, text: &[u8]) -> Result<(), NotReady> {
     let mut line = Vec::new();
     while let Some(entry) = log.next().await.map_err(|error| NotReady(error.to_string()))? {
+        if entry.stream == LogStream::Note {
+            continue;
+        }
         for piece in entry.data.split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(piece);
             if line.windows(text.len().max(1)).any(|window| window == text) {

@@ -15,7 +15,7 @@ use crate::ports::Published;
 use crate::process::Process;
 use crate::spec::Balloon;
 use crate::status::{
-    AgentFacts, BalloonFacts, EnforcedLimit, KernelFacts, NotEnforced, State, VmStatus, WakeTimes,
+    AgentFacts, BalloonFacts, EnforcedLimit, KernelFacts, LostOutput, NotEnforced, State, VmStatus, WakeTimes,
 };
 use crate::vmm::{self, BootConfig, Machine};
 
@@ -37,6 +37,8 @@ pub(crate) enum Message {
     Resume(Ask),
     /// What its guest has given back.
     Balloon(BalloonFacts),
+    /// Output of its main process cannot be recorded.
+    Lost(LostOutput),
     /// Somebody wants to use the machine's lane, or its balloon.
     Machine(oneshot::Sender<Arc<dyn Machine>>),
     /// Nobody has come back for what it had to say, or is expected any more.

@@ -8,7 +8,7 @@ use crate::ledger::{self, Stage};
 use crate::lifecycle::{Deadline, Input, Phase};
 use crate::process::ProcessRecord;
 use crate::spec::WhenStopped;
-use crate::status::{self, Event, StageName};
+use crate::status::{self, Event, LostOutput, StageName};
 
 impl Vm {
     /// Facts that an input brings, whatever the phase.
@@ -145,6 +145,14 @@ impl Vm {
         if let Ok(Err(error)) = written {
             tracing::error!(vm = %self.id, error = &error as &dyn std::error::Error, "cannot keep a record");
         }
+    }
+
+    pub(super) fn lost(&mut self, lost: LostOutput) {
+        tracing::warn!(vm = %self.id, bytes = lost.bytes, why = lost.why, "output of its program is not in its log");
+        let before = self.record.status.lost_output.as_ref().map_or(0, |lost| lost.bytes);
+        let bytes = before.saturating_add(lost.bytes);
+        self.record.status.lost_output = Some(LostOutput { bytes, ..lost });
+        self.publish();
     }
 
     pub(super) fn publish(&mut self) {

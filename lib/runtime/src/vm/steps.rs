@@ -19,7 +19,7 @@ use crate::logs::LogWriter;
 use crate::network::Network;
 use crate::process::Process;
 use crate::spec::Balloon;
-use crate::status::Failure;
+use crate::status::{Failure, LostOutput};
 use crate::vmm::{
     self, Access, Attachment, BootConfig, Drive, DriveLimit, Machine, NetworkDevice, NetworkLimit,
 };
@@ -214,7 +214,7 @@ impl Vm {
                     Some(lanes) => lanes.open().await,
                     None => None,
                 };
-                guest::copy_in(&connection, lane, mount).await?;
+                guest::copy_in(&connection, lane, mount).await.map_err(|error| error.of_copy(mount))?;
             }
             Ok(())
         });
@@ -297,12 +297,12 @@ impl Vm {
                 Request::Attach => Expected::End,
             };
             let heard = |heard: Heard| {
-                let input = match heard {
-                    Heard::Started => Input::MainStarted,
-                    Heard::Ended(outcome) => Input::MainEnded(outcome),
-                };
                 expected = Expected::End;
-                guest.tell(input);
+                match heard {
+                    Heard::Started => guest.tell(Input::MainStarted),
+                    Heard::Lost(lost) => guest.lost(lost),
+                    Heard::Ended(outcome) => guest.tell(Input::MainEnded(outcome)),
+                }
             };
             if let Err(error) = guest::follow(&connection, request, &mut writer, heard).await {
                 tracing::debug!(error = chain(&error), "the main process is no longer followed");
@@ -368,6 +368,10 @@ pub(super) struct Told {
 impl Told {
     pub(super) fn tell(&self, input: Input) {
         let _ = self.messages.send(Message::Happened(input));
+    }
+
+    fn lost(&self, lost: LostOutput) {
+        let _ = self.messages.send(Message::Lost(lost));
     }
 
     /// A channel breaks a moment before the end of its VMM is seen. That end says more, and is told by who watches it.

@@ -8,7 +8,7 @@ use imp_runtime::status::{Failure, Outcome, State};
 use imp_testkit::small_disk::SmallDisk;
 
 use super::driver::on_driver;
-use super::host::{Host, exec, outcome, running, start};
+use super::host::{Host, exec, outcome, output, running, start, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -95,5 +95,39 @@ fn a_guest_that_fills_its_hosts_disk_is_told_so_and_no_other_vm_notices() {
         drop(runtime);
         drop(disk);
         host.assert_nothing_left(&[writer, other]);
+    });
+}
+
+#[test]
+fn output_that_finds_no_room_in_the_log_is_counted_there_and_the_program_goes_on() {
+    on_driver(async {
+        let host = Host::new();
+        let vms = host.data().join("vms");
+        fs::create_dir_all(&vms).unwrap();
+        let disk = SmallDisk::mount(&vms, ROOM).unwrap();
+        let runtime = host.open().await;
+        let script = "echo begun; until [ -e /full ]; do sleep 0.1; done; yes | head -c 300000; touch /said; \
+                      until [ -e /room ]; do sleep 0.1; done; echo again";
+        let talker = start(&runtime, host.shell("talker", script)).await;
+        running(&runtime, &talker).await;
+        assert_eq!(exec(&runtime, &talker, "echo kept >/kept; sync").await.1, 0);
+        leave(&disk, &vms, 0);
+        assert_eq!(exec(&runtime, &talker, "touch /full; until [ -e /said ]; do sleep 0.1; done").await.1, 0);
+        let lost = until(&runtime, &talker, |vm| vm.lost_output.is_some()).await.lost_output.clone().unwrap();
+        assert!(lost.why.contains("No space left"), "{lost:?}");
+        assert_eq!(runtime.get(&talker).unwrap().state, State::Running);
+
+        disk.resize(ROOM).unwrap();
+        assert_eq!(exec(&runtime, &talker, "touch /room").await.1, 0);
+        assert_eq!(outcome(&runtime, &talker).await, Outcome::Exited { code: 0 });
+        let said = output(&runtime, &talker).await;
+        let lost = runtime.get(&talker).unwrap().lost_output.clone().unwrap().bytes;
+        let noted = format!("imp: {lost} bytes of output are missing here: No space left on device");
+        assert_eq!(said.matches("imp: ").count(), 1, "{said}");
+        assert!(said.starts_with("begun\n") && said.contains(&noted) && said.ends_with("again\n"), "{said}");
+        runtime.remove(&talker).await.unwrap();
+        drop(runtime);
+        drop(disk);
+        host.assert_nothing_left(&[talker]);
     });
 }

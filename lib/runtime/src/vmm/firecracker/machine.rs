@@ -19,6 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::api::{self, Request, Session};
 use super::channel::{self, Knock};
 use super::config::{self, CHANNEL_PORT};
+use super::exit;
 use super::jail::{self, Streams};
 use super::room::{self, Room};
 use super::version::Clock;
@@ -329,17 +330,21 @@ fn of_guest(end: VmmEnd, halted: bool, sign: Option<Sign>) -> VmmEnd {
     }
     match (end, sign) {
         (VmmEnd::Exit(0) | VmmEnd::Unknown, Some(Sign::Panicked | Sign::Restarting)) => VmmEnd::Reset,
-        (end, _) => end,
+        (end, _) => exit::told(end),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::Fault;
 
     #[test]
     fn a_guest_s_end_is_told_from_that_of_its_process() {
+        let gone = VmmEnd::Fault { status: 149, fault: Fault::MemoryGone };
         for (end, halted, sign, told) in [
+            (VmmEnd::Exit(149), false, None, gone),
+            (VmmEnd::Exit(149), false, Some(Sign::Panicked), gone),
             (VmmEnd::Exit(0), false, Some(Sign::Panicked), VmmEnd::Reset),
             (VmmEnd::Exit(0), false, Some(Sign::Restarting), VmmEnd::Reset),
             (VmmEnd::Unknown, false, Some(Sign::Panicked), VmmEnd::Reset),

@@ -18,6 +18,7 @@ use version::Clock;
 pub(crate) mod api;
 pub(crate) mod channel;
 mod config;
+mod exit;
 pub(crate) mod jail;
 mod machine;
 pub(crate) mod privileges;

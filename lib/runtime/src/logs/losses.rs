@@ -1,0 +1,69 @@
+//! Output that could not be written: noted in the log where it is missing, and told to the VM now and then.
+
+use std::io;
+
+use crate::status::LostOutput;
+
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Since something was written last.
+    here: u64,
+    told: u64,
+    untold: u64,
+    /// What the loss that is under way, or the last one, began with.
+    why: String,
+}
+
+impl Losses {
+    pub(super) fn add(&mut self, bytes: u64, error: &io::Error) {
+        if self.here == 0 {
+            self.why = error.to_string();
+        }
+        self.here = self.here.saturating_add(bytes);
+        self.untold = self.untold.saturating_add(bytes);
+    }
+
+    /// The line that stands for what is missing; none if nothing is.
+    pub(super) fn note(&self) -> Option<String> {
+        let Self { here, why, .. } = self;
+        (*here > 0).then(|| format!("imp: {here} bytes of output are missing here: {why}\n"))
+    }
+
+    /// The loss is over: its note is written, or nothing comes any more.
+    pub(super) fn over(&mut self) {
+        self.here = 0;
+    }
+
+    /// What is to be told: the first loss, again when all has doubled since, and the rest when it is over. So a guest that
+    /// floods tells little.
+    pub(super) fn news(&mut self) -> Option<LostOutput> {
+        let due = if self.here == 0 { self.untold > 0 } else { self.untold > self.told };
+        let bytes = due.then(|| std::mem::take(&mut self.untold))?;
+        self.told = self.told.saturating_add(bytes);
+        Some(LostOutput { bytes, why: self.why.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_told_at_first_when_it_has_doubled_and_when_it_is_over() {
+        let (full, closed) = (io::Error::other("full"), io::Error::other("closed"));
+        let mut losses = Losses::default();
+        let told = |losses: &mut Losses| losses.news().map(|lost| (lost.bytes, lost.why));
+        assert_eq!(told(&mut losses), None);
+        losses.add(10, &full);
+        assert_eq!(told(&mut losses), Some((10, "full".to_owned())));
+        losses.add(9, &closed);
+        assert_eq!(told(&mut losses), None);
+        losses.add(2, &closed);
+        assert_eq!(told(&mut losses), Some((11, "full".to_owned())));
+        losses.add(1, &closed);
+        assert_eq!(losses.note().unwrap(), "imp: 22 bytes of output are missing here: full\n");
+        losses.over();
+        assert_eq!((told(&mut losses), losses.note()), (Some((1, "full".to_owned())), None));
+        assert_eq!(told(&mut losses), None);
+    }
+}
