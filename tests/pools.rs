@@ -43,6 +43,8 @@ fn a_claim_takes_exactly_one_vm_and_the_pool_is_filled_again() -> anyhow::Result
         let claims = claims.into_iter().map(|claim| Ok(finish(claim)?.good()?.trim().to_owned()));
         let claimed = claims.collect::<anyhow::Result<BTreeSet<String>>>()?;
         assert_eq!(claimed, before, "each got one, and both were prepared");
+        // Those that the pool is still making are listed like any other.
+        is_full(&imp, 2)?;
         assert_eq!(
             imp.run(["ps", "-q"])?.good()?.lines().collect::<BTreeSet<_>>(),
             claimed.iter().map(String::as_str).collect()
@@ -50,7 +52,6 @@ fn a_claim_takes_exactly_one_vm_and_the_pool_is_filled_again() -> anyhow::Result
         for vm in &claimed {
             assert_eq!(imp.run(["exec", vm, "cat", "/said"])?.good()?, "ready\n");
         }
-        is_full(&imp, 2)?;
         // Those that wait are adopted, not made again.
         let before = waiting(&imp)?;
         imp.kill_owner()?;

@@ -51,7 +51,7 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
     let bare = template.boot(folder.path(), Some(&initramfs(kept.path(), INIT, &[])?))?;
     let channel = RefCell::new(machine.runtime.block_on(bare.channel())?);
     let names = ["128 MiB in / raw channel", "128 MiB out / raw channel"];
-    let lines = against(&machine, &vm, &channel, names)?;
+    let lines = against(&machine, &vm, &channel, ROUNDS, names)?;
     machine.remove(&vm)?;
     Ok(lines)
 }
@@ -61,6 +61,7 @@ pub(super) fn against(
     machine: &Machine,
     vm: &Vm,
     channel: &RefCell<UnixStream>,
+    rounds: usize,
     [name_in, name_out]: [&'static str; 2],
 ) -> anyhow::Result<Vec<Line>> {
     let agent = machine.guest(vm)?;
@@ -71,7 +72,7 @@ pub(super) fn against(
     };
     let wait = &machine.runtime;
     let [write, read, take, give] = alternate(
-        ROUNDS,
+        rounds,
         [
             &mut || {
                 settled(&mut || wait.block_on(guest::copy_in(&agent, machine.lane(vm)?, FILE, SIZE as u64)))

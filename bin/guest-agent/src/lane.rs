@@ -53,7 +53,7 @@ impl Lane {
         number: u64,
         goes_on: impl Fn() -> bool + Send + 'static,
     ) -> Result<Taken, Status> {
-        let gone = || Status::failed_precondition("the call's lane is gone: copy again");
+        let gone = || Status::aborted("the call's lane is gone: copy again");
         let offer = self.offer().take_if(|offer| offer.number == number).ok_or_else(gone)?;
         let (back, given_back) = oneshot::channel();
         offer.taker.send(given_back).map_err(|_| gone())?;

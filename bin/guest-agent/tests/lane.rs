@@ -162,12 +162,12 @@ async fn an_archive_that_is_cut_off_or_in_chunks_that_are_too_long_is_refused_an
 #[tokio::test]
 async fn a_lane_is_taken_once_and_under_its_latest_number_only() {
     let (host, (_from, sent), to) = (Host::connect().await, tree(), tempfile::tempdir().unwrap());
-    assert_eq!(write(&host, to.path(), 1).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(write(&host, to.path(), 1).await.unwrap_err().code(), Code::Aborted);
     let lane = host.lane();
     greeted(&lane, 1).await;
     let stream = greeted(&lane, 2).await;
     for number in [1, 3] {
-        assert_eq!(write(&host, to.path(), number).await.unwrap_err().code(), Code::FailedPrecondition);
+        assert_eq!(write(&host, to.path(), number).await.unwrap_err().code(), Code::Aborted);
     }
     let mut first = Box::pin(write(&host, to.path(), 2));
     tokio::select! {
@@ -175,7 +175,7 @@ async fn a_lane_is_taken_once_and_under_its_latest_number_only() {
         () = async { stream.set_nonblocking(true).unwrap(); readable(&stream).await } => {}
     }
     stream.set_nonblocking(false).unwrap();
-    assert_eq!(read(&host, to.path(), 2).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(read(&host, to.path(), 2).await.unwrap_err().code(), Code::Aborted);
     let (written, _) = tokio::join!(first, send(stream, chunks(&sent, MOST)));
     written.unwrap();
 }
@@ -217,7 +217,7 @@ async fn over_vsock_each_host_has_a_stream_of_its_own_and_the_latest_has_the_lan
     // The end of a host that came first takes nothing from the one that came after it.
     drop(early);
     early_serving.await.unwrap().unwrap();
-    assert_eq!(write(&host, to.path(), 1).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(write(&host, to.path(), 1).await.unwrap_err().code(), Code::Aborted);
     let (written, late) = tokio::join!(write(&host, to.path(), 2), send(late, chunks(&sent, MOST)));
     assert_eq!(written.unwrap().bytes, 3_500_005);
     // The call has ended, and its stream waits for the host.

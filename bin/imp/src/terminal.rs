@@ -76,7 +76,7 @@ pub(crate) struct DetachKeys(Vec<u8>);
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "write keys with commas between, each one character, DEL, or ctrl- with a letter or one of @ [ \\ ] ^ _, as in ctrl-p,ctrl-q"
+    "write keys with commas between, each one printable ASCII character other than a comma, DEL, or ctrl- with a letter or one of @ [ \\ ] ^ _, as in ctrl-p,ctrl-q"
 )]
 pub(crate) struct NotKeys;
 
@@ -88,7 +88,7 @@ impl std::str::FromStr for DetachKeys {
     }
 }
 
-/// As docker reads it.
+/// As docker reads it; after `ctrl-` capitals are taken too.
 fn key(text: &str) -> Option<u8> {
     let byte = |text: &str| match text.as_bytes() {
         [byte @ b' '..=b'~'] => Some(*byte),

@@ -25,4 +25,3 @@ mod under_way;
 pub mod wire;
 
 pub use client::Owner;
-pub use pools::LABEL as POOL_LABEL;

@@ -31,7 +31,7 @@ use crate::report;
 use crate::under_way::UnderWay;
 
 /// Label of the VMs of a pool: its name.
-pub const LABEL: &str = "imp.pool";
+pub(crate) const LABEL: &str = "imp.pool";
 /// More VMs than one machine keeps prepared.
 const LARGEST: u32 = 1000;
 /// Whom the template of a pool is kept by, before the pool's name.

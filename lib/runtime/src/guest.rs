@@ -25,6 +25,8 @@ use crate::{network, random};
 
 mod archive;
 #[cfg(test)]
+mod copy_tests;
+#[cfg(test)]
 mod greet_tests;
 mod lane;
 mod main_process;
@@ -103,7 +105,7 @@ pub(crate) enum Error {
         source: Box<Error>,
     },
     #[error(
-        "{} cannot be copied to {target} of the guest, where the image has something else: {}; choose another GUEST-PATH",
+        "{} cannot be copied to {target} of the guest, where something else is already: {}; choose another GUEST-PATH",
         path.display(),
         status.message()
     )]
@@ -122,7 +124,7 @@ impl Error {
         let (path, target) =
             (mount.source.clone(), String::from_utf8_lossy(mount.target.as_slice()).into_owned());
         match self {
-            // Each error of these kinds is about what a path leads to, and nobody but the image has made that.
+            // These kinds say that something else is at the path: of the image, or of a mount before this one.
             Self::Refused { status, .. }
                 if matches!(status.code(), Code::AlreadyExists | Code::FailedPrecondition) =>
             {

@@ -233,6 +233,7 @@ pub struct Stage {
 /// Output of a main process that is not in the log: when it came it could not be written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostOutput {
+    /// About: after a break the guest may send some of it again.
     pub bytes: u64,
     /// Of the last loss.
     pub why: String,

@@ -33,6 +33,7 @@ mod asks;
 mod asleep;
 mod clean_up;
 mod ended;
+mod follow;
 mod leave;
 mod message;
 mod prepare;
@@ -313,7 +314,7 @@ impl Vm {
                 self.record.status.balloon = Some(facts);
                 self.publish();
             }
-            Message::Lost(lost) => self.lost(lost),
+            Message::Lost(lost) => self.lost(lost).await,
             // Without a machine the answer is dropped, and that is one.
             Message::Machine(answer) => drop(self.machine.clone().map(|machine| answer.send(machine))),
             Message::Leave => return self.leave().await,

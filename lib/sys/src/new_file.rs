@@ -1,5 +1,6 @@
 //! New regular files in the place of what has their name. A large one has no name until it is whole: who is killed while
-//! he writes it leaves nothing, and what had the name has it till the moment in which the new file takes it.
+//! he writes it leaves nothing, and what had the name has it till the moment in which the new file takes it. Only a kill
+//! between the two steps that replace an old file leaves something: the new one, whole, as `.imp-` and sixteen digits.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -10,6 +11,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 /// What is smaller is written at once, and not worth the kernel's list of files without names.
 const LARGE: u64 = 256 << 10;
+const WRITE: OFlags = OFlags::WRONLY.union(OFlags::CLOEXEC);
+const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// What is left to be done when a new file is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,22 +24,32 @@ pub struct Naming {
 /// An empty file that only its owner may read, to be written by him and then given to [`Naming::finish`]. A directory in
 /// the way stays, and is an error.
 pub fn create(directory: impl AsFd, name: impl Arg + Copy, size: u64) -> Result<(OwnedFd, Naming), Errno> {
-    let mode = Mode::RUSR | Mode::WUSR;
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    if size > LARGE {
-        match openat(&directory, c".", flags | OFlags::TMPFILE, mode) {
-            Ok(file) => return Ok((file, Naming { owed: true })),
-            // As open(2) has it: the file system, the kernel, or a file system in user space does not know the flag.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {}
-            Err(error) => return Err(error),
-        }
+    if size > LARGE
+        && let Some(file) = unnamed(&directory)?
+    {
+        return Ok((file, Naming { owed: true }));
     }
-    match unlinkat(&directory, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(error) => return Err(error),
-    }
-    let file = openat(directory, name, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode)?;
+    clear(&directory, name)?;
+    let file = openat(directory, name, WRITE | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, MODE)?;
     Ok((file, Naming { owed: false }))
+}
+
+/// Makes room for a new name. A directory in the way stays, and is an error.
+pub fn clear(directory: impl AsFd, name: impl Arg) -> Result<(), Errno> {
+    match unlinkat(directory, name, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        cleared => cleared,
+    }
+}
+
+/// None where the file system knows only files with names.
+fn unnamed(directory: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    match openat(directory, c".", WRITE | OFlags::TMPFILE, MODE) {
+        Ok(file) => Ok(Some(file)),
+        // As open(2) has it: the file system, the kernel, or a file system in user space does not know the flag.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 impl Naming {
@@ -54,7 +67,8 @@ impl Naming {
         link(file, &directory, passing.as_str())?;
         let renamed = renameat(&directory, passing.as_str(), &directory, name);
         if renamed.is_err() {
-            unlinkat(&directory, passing.as_str(), AtFlags::empty())?;
+            // The first error says more.
+            let _ = unlinkat(&directory, passing.as_str(), AtFlags::empty());
         }
         renamed
     }
@@ -121,5 +135,11 @@ mod tests {
         assert_eq!(naming.finish(file, &directory, "sub"), Err(Errno::ISDIR));
         assert!(folder.path().join("sub").is_dir());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_system_without_unnamed_files_is_told_from_one_that_fails() {
+        assert!(unnamed(File::open("/proc").unwrap()).unwrap().is_none());
+        assert!(unnamed(tempfile::tempfile().unwrap()).is_err());
     }
 }

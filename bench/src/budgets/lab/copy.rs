@@ -10,6 +10,9 @@ use crate::firecracker::Template;
 use crate::machine::Machine;
 use crate::report::Line;
 
+/// A copy takes seconds in an emulated node.
+const ROUNDS: usize = 5;
+
 /// What the guest of the floor does: hands a stream of vsock to its conversation.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
@@ -19,8 +22,8 @@ for module in $(/bin/busybox cat /modules.list); do /bin/busybox insmod $module;
 exec /bin/node channel 10000 /bin/busybox sh /conversation
 "#;
 
-/// Takes or gives as much as ours does, as it is told. It gives in packets of one part: a Firecracker without the repair of
-/// its #5475 passes on wrong bytes of longer ones, and ours heeds that, too.
+/// Takes or gives as much as ours does, as it is told. It gives in packets of one part: some versions of Firecracker pass on
+/// wrong bytes of longer ones, and our agent avoids those, too.
 const CONVERSATION: &str = r#"while read -r order; do
   case $order in
     take) /bin/busybox dd bs=64k iflag=fullblock count=2048 of=/dev/null 2>/dev/null; echo taken >&0 ;;
@@ -45,7 +48,7 @@ pub(crate) fn measure() -> anyhow::Result<Vec<Line>> {
     let _entered = machine.runtime.enter();
     let channel = RefCell::new(tokio::net::UnixStream::from_std(channel)?);
     let names = ["128 MiB in / raw vsock", "128 MiB out / raw vsock"];
-    let lines = against(&machine, &vm, &channel, names)?;
+    let lines = against(&machine, &vm, &channel, ROUNDS, names)?;
     machine.remove(&vm)?;
     Ok(lines)
 }

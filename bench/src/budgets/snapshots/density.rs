@@ -81,7 +81,7 @@ fn private(engine: &Engine) -> anyhow::Result<Vec<Line>> {
     ])
 }
 
-/// Memory that only this process has.
+/// Memory that this process alone has written.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Private {
     /// What its guest has written of the snapshot's memory.

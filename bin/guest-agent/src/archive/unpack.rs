@@ -13,7 +13,7 @@ use imp_sys::allowance::Allowance;
 use imp_sys::new_file;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, XattrFlags, chownat, linkat, mkdirat,
-    mknodat, openat, openat2, symlinkat, unlinkat, utimensat,
+    mknodat, openat, openat2, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use tar::{Archive, EntryType};
@@ -250,10 +250,7 @@ impl Unpacker<'_> {
 
     /// Removes what is no directory.
     fn clear_the_way(&self, name: &MemberName, own: &[u8]) -> Result<(), Error> {
-        match unlinkat(self.parent(name)?, own, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(self.failed(name)(error)),
-        }
+        new_file::clear(self.parent(name)?, own).map_err(self.failed(name))
     }
 
     /// Looks the member's directory up, and makes it when it is missing.

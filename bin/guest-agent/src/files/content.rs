@@ -27,7 +27,7 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Room for at most `wanted` bytes, and for one at least.
+    /// Room for at most `wanted` bytes, which are not none; never empty.
     fn room(&mut self, wanted: usize) -> Result<&mut [u8], Errno> {
         let memory = match self.memory.take() {
             Some(memory) if memory.length() > self.filled => memory,

@@ -25,7 +25,7 @@ impl Memory {
         if bytes <= CHUNK {
             return Ok(Self { map: map(CHUNK)?, start: 0, length: CHUNK });
         }
-        // Only the part that is used becomes memory.
+        // Twice as many addresses, so that a whole huge page lies among them; the first use makes memory of all of that page.
         let map = map(2 * HUGE_PAGE)?;
         // A kernel without huge pages refuses, and gives small ones.
         let _ = map.advise(Advice::HugePage);
@@ -55,13 +55,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_has_room_for_what_is_asked_of_it_and_a_whole_piece_may_lie_in_one_page() {
+    fn memory_has_room_for_what_is_asked_of_it() {
         for bytes in [0, 1, CHUNK, CHUNK + 1, HUGE_PAGE] {
             let mut memory = Memory::new(bytes).unwrap();
             assert!(memory.length() >= bytes && memory.bytes_mut().len() == memory.length());
-            if bytes > CHUNK {
-                assert!(memory.bytes().as_ptr().addr().is_multiple_of(HUGE_PAGE));
-            }
         }
+    }
+
+    #[test]
+    fn a_whole_piece_may_lie_in_one_huge_page() {
+        let memory = Memory::new(HUGE_PAGE).unwrap();
+        let start = memory.bytes().as_ptr().addr();
+        assert!(start.is_multiple_of(HUGE_PAGE));
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut holds = false;
+        let flags = mappings.lines().find(|line| {
+            if let Some((from, to)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
+                let [from, to] = [from, to].map(|at| usize::from_str_radix(at, 16).unwrap_or(0));
+                holds = (from..to).contains(&start);
+            }
+            holds && line.starts_with("VmFlags:")
+        });
+        assert!(flags.unwrap().split(' ').any(|flag| flag == "hg"), "{flags:?}");
     }
 }

@@ -79,7 +79,9 @@ impl Pieces {
 
     /// At most `most` bytes; none at the end.
     pub(crate) fn next(&mut self, most: u64) -> Result<Bytes, Errno> {
-        let wanted = usize::try_from(most).unwrap_or(usize::MAX).min(PIECE);
+        // A small file must not cost the memory of a large one.
+        let piece = if self.file.is_direct() { PIECE } else { CHUNK };
+        let wanted = usize::try_from(most).unwrap_or(usize::MAX).min(piece);
         if wanted == 0 {
             return Ok(Bytes::new());
         }
@@ -152,10 +154,23 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&vec![1; PIECE + 10]).unwrap();
         let mut pieces = Pieces::new(file.reopen().unwrap().into(), 0, PIECE as u64 + 10, Spare::default());
-        assert_eq!(pieces.next(u64::MAX).unwrap().len(), PIECE);
-        assert_eq!(pieces.next(u64::MAX).unwrap().len(), 10);
+        let mut left = PIECE + 10;
+        while left > 0 {
+            left -= pieces.next(u64::MAX).unwrap().len();
+        }
         file.write_all(b"more").unwrap();
         assert_eq!(&pieces.next(u64::MAX).unwrap()[..], b"more");
         assert_eq!(pieces.next(u64::MAX).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_small_file_takes_little_memory_however_much_is_asked_of_it() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"x").unwrap();
+        let spare = Spare::default();
+        let mut pieces = Pieces::new(file.reopen().unwrap().into(), 0, 1, spare.clone());
+        assert_eq!(&pieces.next(u64::MAX).unwrap()[..], b"x");
+        let lengths: Vec<_> = spare.0.lock().unwrap().iter().map(Memory::length).collect();
+        assert_eq!(lengths, [CHUNK]);
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use clap::Args;
-use imp_embedded::POOL_LABEL;
 use imp_runtime::Digest;
 use imp_runtime::status::{Outcome as VmOutcome, Secrets, State, VmStatus};
 use serde::Serialize;
@@ -145,15 +144,6 @@ impl Row for Shown {
     }
 }
 
-/// Whether nobody has it yet: `imp stop $(imp ps -q)` is not meant for what a pool keeps.
-fn is_nobodys(vm: &VmStatus) -> bool {
-    match vm.state {
-        State::Prepared => true,
-        State::Created | State::Starting => vm.labels.contains_key(POOL_LABEL),
-        State::Running | State::Asleep | State::Paused | State::Stopping | State::Stopped => false,
-    }
-}
-
 impl Ps {
     pub(crate) fn run(self, context: &Context) -> Outcome {
         if self.suspended {
@@ -166,12 +156,24 @@ impl Ps {
             }
         })??;
         let now = SystemTime::now();
-        let listed = vms.iter().filter(|vm| match is_nobodys(vm) {
-            true => self.prepared,
-            false => !self.prepared && (self.all || vm.state != State::Stopped),
-        });
+        let listed = vms.iter().filter(|vm| self.lists(vm.state));
         self.listing.print(&listed.map(|vm| Shown::new(vm, now)).collect::<Vec<_>>())?;
         Ok(0)
+    }
+
+    fn lists(&self, state: State) -> bool {
+        match state {
+            // Nobody has it yet: `imp stop $(imp ps -q)` is not meant for it. In any other state it may be somebody's, also
+            // one that a pool has made.
+            State::Prepared => self.prepared,
+            State::Stopped => self.all,
+            State::Created
+            | State::Starting
+            | State::Running
+            | State::Asleep
+            | State::Paused
+            | State::Stopping => !self.prepared,
+        }
     }
 
     fn list_suspended(self, context: &Context) -> Outcome {
@@ -181,5 +183,31 @@ impl Ps {
         let shown = suspended.into_iter().map(|one| suspend::Shown::new(one, now));
         self.listing.print(&shown.collect::<Vec<_>>())?;
         Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        ps: Ps,
+    }
+
+    #[test]
+    fn only_a_vm_that_is_prepared_is_nobodys_and_is_listed_with_no_other() {
+        let line = |flags: &[&str]| Line::try_parse_from([&["ps"], flags].concat()).unwrap().ps;
+        let [plain, all, prepared] = [line(&[]), line(&["-a"]), line(&["--prepared"])];
+        let lives =
+            [State::Created, State::Starting, State::Running, State::Asleep, State::Paused, State::Stopping];
+        let table = lives.map(|state| (state, [true, true, false]));
+        let rest = [(State::Prepared, [false, false, true]), (State::Stopped, [false, true, false])];
+        for (state, listed) in table.into_iter().chain(rest) {
+            assert_eq!([&plain, &all, &prepared].map(|ps| ps.lists(state)), listed, "{state}");
+        }
     }
 }

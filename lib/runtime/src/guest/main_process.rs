@@ -61,18 +61,17 @@ impl Request {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Heard {
     Started,
-    /// Of its output that comes, this cannot be recorded.
+    /// So much of its output could not be recorded.
     Lost(LostOutput),
-    Ended(Outcome),
 }
 
-/// Follows the process until it has ended, recording its output. An end of the stream before that is an error.
+/// Follows the process until it has ended, recording its output; returns how. An end of the stream before that is an error.
 pub(crate) async fn follow(
     connection: &Connection,
     request: Request,
     log: &mut LogWriter,
     mut heard: impl FnMut(Heard),
-) -> Result<(), Error> {
+) -> Result<Outcome, Error> {
     let refused = |status| Error::Refused { call: "Exec", status: Box::new(status) };
     let first = match request {
         Request::Start { spec } => exec_input::Input::Start(*spec),
@@ -97,14 +96,7 @@ pub(crate) async fn follow(
             Some(exec_output::Output::Stdout(data)) => log.append(LogStream::Stdout, &data),
             Some(exec_output::Output::Stderr(data)) => log.append(LogStream::Stderr, &data),
             Some(exec_output::Output::Dropped(bytes)) => log.skip(bytes),
-            Some(exec_output::Output::Exited(status)) => {
-                log.end();
-                if let Some(lost) = log.news_of_losses() {
-                    heard(Heard::Lost(lost));
-                }
-                heard(Heard::Ended(outcome(status)));
-                return Ok(());
-            }
+            Some(exec_output::Output::Exited(status)) => return Ok(outcome(status)),
             Some(exec_output::Output::StdinTaken(_)) | None => {}
         }
         if let Some(lost) = log.news_of_losses() {

@@ -34,13 +34,21 @@ impl Losses {
         self.here = 0;
     }
 
-    /// What is to be told: the first loss, again when all has doubled since, and the rest when it is over. So a guest that
-    /// floods tells little.
+    /// What is to be told while more may come: the first loss, and again when all has doubled since. So a guest tells little,
+    /// whether it floods or its losses come and go.
     pub(super) fn news(&mut self) -> Option<LostOutput> {
-        let due = if self.here == 0 { self.untold > 0 } else { self.untold > self.told };
-        let bytes = due.then(|| std::mem::take(&mut self.untold))?;
+        (self.untold > self.told).then(|| self.tell())
+    }
+
+    /// What is to be told when nothing comes any more.
+    pub(super) fn rest(&mut self) -> Option<LostOutput> {
+        (self.untold > 0).then(|| self.tell())
+    }
+
+    fn tell(&mut self) -> LostOutput {
+        let bytes = std::mem::take(&mut self.untold);
         self.told = self.told.saturating_add(bytes);
-        Some(LostOutput { bytes, why: self.why.clone() })
+        LostOutput { bytes, why: self.why.clone() }
     }
 }
 
@@ -49,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_is_told_at_first_when_it_has_doubled_and_when_it_is_over() {
+    fn a_loss_is_told_at_first_when_all_has_doubled_and_at_the_end() {
         let (full, closed) = (io::Error::other("full"), io::Error::other("closed"));
         let mut losses = Losses::default();
         let told = |losses: &mut Losses| losses.news().map(|lost| (lost.bytes, lost.why));
@@ -63,7 +71,23 @@ mod tests {
         losses.add(1, &closed);
         assert_eq!(losses.note().unwrap(), "imp: 22 bytes of output are missing here: full\n");
         losses.over();
-        assert_eq!((told(&mut losses), losses.note()), (Some((1, "full".to_owned())), None));
-        assert_eq!(told(&mut losses), None);
+        assert_eq!((told(&mut losses), losses.note()), (None, None));
+        assert_eq!(losses.rest().map(|lost| lost.bytes), Some(1));
+        assert_eq!(losses.rest(), None);
+    }
+
+    #[test]
+    fn losses_that_come_and_go_are_told_as_seldom_as_a_flood() {
+        let mut losses = Losses::default();
+        let mut told = Vec::new();
+        for _ in 0..1000 {
+            losses.add(1, &io::Error::other("full"));
+            told.extend(losses.news());
+            losses.over();
+            told.extend(losses.news());
+        }
+        assert!(told.len() <= 10, "{told:?}");
+        told.extend(losses.rest());
+        assert_eq!(told.iter().map(|lost| lost.bytes).sum::<u64>(), 1000);
     }
 }

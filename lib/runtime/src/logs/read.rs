@@ -159,8 +159,12 @@ impl LogReader {
     }
 }
 
-fn read_frame(file: &mut File, position: u64, path: &Path) -> Result<Option<(Header, Vec<u8>)>, Error> {
-    let read = |file: &mut File, from: u64, bytes: &mut [u8]| -> Result<bool, Error> {
+fn read_frame<F: Read + Seek>(
+    file: &mut F,
+    position: u64,
+    path: &Path,
+) -> Result<Option<(Header, Vec<u8>)>, Error> {
+    let read = |file: &mut F, from: u64, bytes: &mut [u8]| -> Result<bool, Error> {
         let result = file.seek(SeekFrom::Start(from)).and_then(|_| file.read_exact(bytes));
         match result {
             Ok(()) => Ok(true),
@@ -174,5 +178,53 @@ fn read_frame(file: &mut File, position: u64, path: &Path) -> Result<Option<(Hea
     }
     let header = Header::decode(&bytes).ok_or_else(|| Error::Damaged { path: path.to_owned(), position })?;
     let mut data = vec![0; header.length as usize];
-    Ok(read(file, position + HEADER as u64, &mut data)?.then_some((header, data)))
+    if !read(file, position + HEADER as u64, &mut data)? {
+        return Ok(None);
+    }
+    // One that found no room is cut off, and another one takes its place: this may have been read from both.
+    let mut again = [0; HEADER];
+    Ok((read(file, position, &mut again)? && again == bytes).then_some((header, data)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::logs::LogStream;
+
+    /// What is read of it after the first time is another file.
+    struct Changes {
+        files: [Cursor<Vec<u8>>; 2],
+        reads: usize,
+    }
+
+    impl Read for Changes {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.reads += 1;
+            self.files[usize::from(self.reads > 1)].read(buffer)
+        }
+    }
+
+    impl Seek for Changes {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.files[0].seek(to)?;
+            self.files[1].seek(to)
+        }
+    }
+
+    #[test]
+    fn a_frame_that_another_one_took_the_place_of_while_it_was_read_is_none() {
+        let frame = |at, data: &[u8]| {
+            let header = Header { stream: LogStream::Stdout, length: data.len() as u32, at, offset: 0 };
+            Cursor::new([&header.encode()[..], data].concat())
+        };
+        let (torn, whole) = (frame(1, b"torn"), frame(2, b"whole"));
+        let read = |files| {
+            let read = read_frame(&mut Changes { files, reads: 0 }, 0, Path::new("log")).unwrap();
+            read.map(|(_, data)| data)
+        };
+        assert_eq!(read([torn, whole.clone()]), None);
+        assert_eq!(read([whole.clone(), whole]), Some(b"whole".to_vec()));
+    }
 }

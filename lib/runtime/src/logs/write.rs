@@ -7,13 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 use tokio::sync::watch;
 
 use super::losses::Losses;
 use super::{Error, FILE, HEADER, Header, LONGEST, LogStream, file, files};
 use crate::status::LostOutput;
 
-/// Appends frames; a whole one or none is there after a crash.
+/// Appends frames, each with a write of its own: a whole one or none is there, for a reader and after a crash, and a whole one
+/// is never taken back.
 pub(crate) struct LogWriter {
     directory: PathBuf,
     number: u64,
@@ -73,24 +76,23 @@ impl LogWriter {
     /// What cannot be written is lost, because it has been taken from the process. What is written next says how much.
     pub(crate) fn append(&mut self, stream: LogStream, data: &[u8]) {
         for part in data.chunks(LONGEST) {
-            let frames = [self.note(), frame(stream, self.offset, part)].concat();
+            let written = self.note(part.len()).and_then(|()| self.write(&frame(stream, self.offset, part)));
             self.offset = self.offset.saturating_add(part.len() as u64);
-            match self.write(&frames) {
+            match written {
                 Ok(()) => self.within_line = !part.ends_with(b"\n"),
                 Err(error) => self.losses.add(part.len() as u64, &error),
             }
         }
     }
 
-    /// Nothing comes any more: what is missing at the end is noted, if that can be.
-    pub(crate) fn end(&mut self) {
-        let note = self.note();
-        if !note.is_empty()
-            && let Err(error) = self.write(&note)
-        {
+    /// Nothing comes any more: what is missing at the end is noted, if that can be. What is still to be told of losses.
+    #[must_use]
+    pub(crate) fn end(&mut self) -> Option<LostOutput> {
+        if let Err(error) = self.note(0) {
             tracing::debug!(%error, "the end of a log is missing without a note");
         }
         self.losses.over();
+        self.losses.rest()
     }
 
     /// What was lost, when there is something to say of it.
@@ -98,14 +100,34 @@ impl LogWriter {
         self.losses.news()
     }
 
-    /// The frame that stands for what is missing here; empty if nothing is.
-    fn note(&self) -> Vec<u8> {
-        let Some(note) = self.losses.note() else { return Vec::new() };
+    /// Writes what stands for what is missing here, if something is, and ends that loss. Data of this length comes next.
+    fn note(&mut self, length: usize) -> io::Result<()> {
+        let Some(note) = self.losses.note() else { return Ok(()) };
         let line = if self.within_line { format!("\n{note}") } else { note };
-        frame(LogStream::Note, self.offset, line.as_bytes())
+        let note = frame(LogStream::Note, self.offset, line.as_bytes());
+        self.begin()?;
+        // A disk with room for notes alone would get one for each piece that is lost.
+        self.has_room(note.len() + HEADER + length)?;
+        self.write(&note)?;
+        self.within_line = false;
+        self.losses.over();
+        Ok(())
     }
 
-    fn write(&mut self, frames: &[u8]) -> io::Result<()> {
+    fn write(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.begin()?;
+        if let Err(error) = self.file.write_all_at(frame, self.size) {
+            // Half a frame, as on a full disk, would hide all that follow.
+            self.torn = self.file.set_len(self.size).is_err();
+            return Err(error);
+        }
+        self.size += frame.len() as u64;
+        self.grown.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Behind the last whole frame of a file that is not full.
+    fn begin(&mut self) -> io::Result<()> {
         if self.size >= FILE {
             self.next_file()?;
         }
@@ -113,15 +135,15 @@ impl LogWriter {
             self.file.set_len(self.size)?;
             self.torn = false;
         }
-        if let Err(error) = self.file.write_all_at(frames, self.size) {
-            // Half a frame, as on a full disk, would hide all that follow.
-            self.torn = self.file.set_len(self.size).is_err();
-            return Err(error);
-        }
-        self.size += frames.len() as u64;
-        self.losses.over();
-        self.grown.send_modify(|count| *count += 1);
         Ok(())
+    }
+
+    /// A file system that cannot answer is asked by writing.
+    fn has_room(&self, bytes: usize) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.size, bytes as u64) {
+            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => Err(error.into()),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     fn next_file(&mut self) -> io::Result<()> {
@@ -181,15 +203,20 @@ fn end_of_whole_frames(file: &mut File) -> io::Result<(u64, Option<u64>)> {
 }
 
 #[cfg(test)]
+impl LogWriter {
+    /// Has it write to a disk that is full; what it wrote to before.
+    pub(crate) fn fill_its_disk(&mut self) -> File {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        std::mem::replace(&mut self.file, full)
+    }
+}
+
+#[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
     use super::*;
     use crate::logs::{LogEntry, LogQuery, LogReader};
-
-    /// Has it write to a disk that is full; what it wrote to before.
-    fn full(log: &mut LogWriter) -> File {
-        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        std::mem::replace(&mut log.file, full)
-    }
 
     fn writer(directory: &Path) -> LogWriter {
         LogWriter::open(directory, Arc::new(watch::channel(0).0)).unwrap()
@@ -213,7 +240,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut log = writer(directory.path());
         log.append(LogStream::Stdout, b"begun\nhal");
-        let room = full(&mut log);
+        let room = log.fill_its_disk();
         log.append(LogStream::Stdout, b"f a line\n");
         assert_eq!(log.news_of_losses().unwrap().bytes, 9);
         log.append(LogStream::Stderr, &vec![b'x'; LONGEST + 1]);
@@ -238,15 +265,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_note_that_was_written_stays_and_data_that_finds_no_room_behind_it_begins_a_new_loss() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = writer(directory.path());
+        log.append(LogStream::Stdout, b"hal");
+        let room = log.fill_its_disk();
+        log.append(LogStream::Stdout, b"f a line\n");
+        // With room for exactly the note, which is a line of its own.
+        let note = HEADER + "\n".len() + log.losses.note().unwrap().len();
+        let sealed = File::from(memfd_create("log", MemfdFlags::ALLOW_SEALING).unwrap());
+        let mut bytes = fs::read(file(directory.path(), 0)).unwrap();
+        bytes.resize(bytes.len() + note, 0);
+        sealed.write_all_at(&bytes, 0).unwrap();
+        fcntl_add_seals(&sealed, SealFlags::GROW).unwrap();
+        (log.file, log.torn) = (sealed, false);
+        log.append(LogStream::Stdout, b"more\n");
+        log.file.read_exact_at(&mut bytes, 0).unwrap();
+        room.write_all_at(&bytes, 0).unwrap();
+        log.file = room;
+        log.append(LogStream::Stdout, b"on\n");
+        let all = text(&entries(directory.path(), LogQuery::default()).await);
+        let lines: Vec<_> = all.lines().map(|line| line.split(": Operation").next().unwrap()).collect();
+        let noted = "imp: 9 bytes of output are missing here: No space left on device (os error 28)";
+        assert_eq!(lines, ["hal", noted, "imp: 5 bytes of output are missing here", "on"]);
+        assert_eq!(recorded(directory.path()).unwrap(), 3 + 9 + 5 + 3);
+    }
+
+    #[tokio::test]
     async fn what_is_missing_at_the_end_is_noted_and_is_no_output() {
         let directory = tempfile::tempdir().unwrap();
         let mut log = writer(directory.path());
         log.append(LogStream::Stdout, b"one\n");
-        let room = full(&mut log);
+        let room = log.fill_its_disk();
         log.append(LogStream::Stdout, b"lost\n");
         log.file = room;
-        log.end();
-        log.end();
+        assert_eq!(log.end().map(|lost| lost.bytes), Some(5));
+        assert_eq!(log.end(), None);
         let all = entries(directory.path(), LogQuery::default()).await;
         assert_eq!(all.len(), 2, "{all:?}");
         assert!(text(&all).starts_with("one\nimp: 5 bytes of output are missing here: "), "{all:?}");
@@ -258,10 +312,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut log = writer(directory.path());
         log.append(LogStream::Stdout, b"one\n");
-        let _room = full(&mut log);
+        let _room = log.fill_its_disk();
         log.append(LogStream::Stdout, b"lost\n");
-        log.end();
-        let lost = log.news_of_losses().unwrap();
+        let lost = log.end().unwrap();
         assert_eq!((lost.bytes, lost.why.contains("No space left")), (5, true));
         assert_eq!(text(&entries(directory.path(), LogQuery::default()).await), "one\n");
         assert_eq!(recorded(directory.path()).unwrap(), 4);

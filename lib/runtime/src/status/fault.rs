@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
     ForbiddenCall,
-    /// It read memory that is behind the end of the file which it maps there, or that is broken.
+    /// It used memory that is behind the end of the file which it maps there, that could not be read or given room, or that is
+    /// broken.
     MemoryGone,
     BadAccess,
     BadInstruction,
@@ -27,7 +28,7 @@ impl fmt::Display for Fault {
         formatter.write_str(match self {
             Self::ForbiddenCall => "it made a system call that its filter forbids",
             Self::MemoryGone => {
-                "memory that it needed is gone: a file that it maps was cut short, or this machine's memory is broken"
+                "memory that it needed is gone: a file that it maps was cut short or could not be read, or this machine's memory is broken"
             }
             Self::BadAccess => "it used memory that it does not have",
             Self::BadInstruction => "it met an instruction that this processor does not know",
@@ -42,7 +43,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// What a signal that the kernel sends means. Others are somebody's wish.
+    /// What a signal that the kernel sends means. Others say no more than their number.
     pub(super) fn of_signal(signal: i32) -> Option<Self> {
         [
             (Signal::SYS, Self::ForbiddenCall),

@@ -43,7 +43,7 @@ impl Evidence {
         }
     }
 
-    /// A file that is gone by now was whole as long as it was mapped.
+    /// Of a file that is gone nothing can be said.
     fn is_cut_short(&self) -> bool {
         self.memory
             .as_ref()

@@ -147,11 +147,13 @@ impl Vm {
         }
     }
 
-    pub(super) fn lost(&mut self, lost: LostOutput) {
+    pub(super) async fn lost(&mut self, lost: LostOutput) {
         tracing::warn!(vm = %self.id, bytes = lost.bytes, why = lost.why, "output of its program is not in its log");
         let before = self.record.status.lost_output.as_ref().map_or(0, |lost| lost.bytes);
         let bytes = before.saturating_add(lost.bytes);
         self.record.status.lost_output = Some(LostOutput { bytes, ..lost });
+        // For the next owner. Where a full disk refuses it, the next write of the record has it.
+        self.write_unsynced().await;
         self.publish();
     }
 

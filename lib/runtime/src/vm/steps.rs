@@ -12,10 +12,9 @@ use tokio::time::timeout;
 
 use super::{Message, Prepared, Vm, after, spawn};
 use crate::boot::COMMAND_LINE;
-use crate::guest::{self, GuestHold, Heard, Lanes, Request};
+use crate::guest::{self, GuestHold, Lanes, Request};
 use crate::ledger;
 use crate::lifecycle::{Command, Input};
-use crate::logs::LogWriter;
 use crate::network::Network;
 use crate::process::Process;
 use crate::spec::Balloon;
@@ -279,44 +278,6 @@ impl Vm {
         }));
     }
 
-    pub(super) fn follow_main(&mut self, request: Request) {
-        let Some(connection) = self.connection.borrow().clone() else { return };
-        let Some(log) = self.log.clone() else { return };
-        let (guest, directory) = (self.guest(), self.layout.logs());
-        self.step = Some(spawn(async move {
-            let opened = tokio::task::spawn_blocking(move || LogWriter::open(&directory, log)).await;
-            let mut writer = match opened {
-                Ok(Ok(writer)) => writer,
-                Ok(Err(error)) => {
-                    return guest.tell(Input::Failed(setup(&error)));
-                }
-                Err(_) => return,
-            };
-            let mut expected = match request {
-                Request::Start { .. } => Expected::Start,
-                Request::Attach => Expected::End,
-            };
-            let heard = |heard: Heard| {
-                expected = Expected::End;
-                match heard {
-                    Heard::Started => guest.tell(Input::MainStarted),
-                    Heard::Lost(lost) => guest.lost(lost),
-                    Heard::Ended(outcome) => guest.tell(Input::MainEnded(outcome)),
-                }
-            };
-            if let Err(error) = guest::follow(&connection, request, &mut writer, heard).await {
-                tracing::debug!(error = chain(&error), "the main process is no longer followed");
-                let input = match expected {
-                    Expected::Start => Input::Failed(setup(&error)),
-                    // The channel works, and an agent that was started again knows of no process.
-                    Expected::End if error.is_not_found() => Input::Failed(Failure::MainLost),
-                    Expected::End => Input::ChannelLost,
-                };
-                guest.broken(&connection, input).await;
-            }
-        }));
-    }
-
     /// The name server of a VM that another owner started.
     pub(super) async fn answer_names_again(&mut self) {
         let Some(bridge) = self.record.bridge.clone() else { return };
@@ -361,8 +322,8 @@ impl Vm {
 
 /// Tells what came of a guest's calls.
 pub(super) struct Told {
-    messages: mpsc::UnboundedSender<Message>,
-    vmm: Option<Process>,
+    pub(super) messages: mpsc::UnboundedSender<Message>,
+    pub(super) vmm: Option<Process>,
 }
 
 impl Told {
@@ -370,7 +331,7 @@ impl Told {
         let _ = self.messages.send(Message::Happened(input));
     }
 
-    fn lost(&self, lost: LostOutput) {
+    pub(super) fn lost(&self, lost: LostOutput) {
         let _ = self.messages.send(Message::Lost(lost));
     }
 
@@ -387,12 +348,6 @@ impl Told {
     }
 }
 
-/// What is to be heard next of the main process. Before its start an error is a failure; after it the channel is at fault.
-enum Expected {
-    Start,
-    End,
-}
-
-fn setup(error: &(dyn Error + 'static)) -> Failure {
+pub(super) fn setup(error: &(dyn Error + 'static)) -> Failure {
     Failure::Setup { detail: chain(error) }
 }

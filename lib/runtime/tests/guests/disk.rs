@@ -99,6 +99,32 @@ fn a_guest_that_fills_its_hosts_disk_is_told_so_and_no_other_vm_notices() {
 }
 
 #[test]
+fn what_found_no_room_in_the_log_is_known_to_the_next_owner() {
+    on_driver(async {
+        let host = Host::new();
+        let runtime = host.open().await;
+        let script = "until [ -e /full ]; do sleep 0.1; done; yes | head -c 300000; sleep 1000";
+        let talker = runtime.create(host.shell("talker", script)).await.unwrap();
+        let logs = host.vm(&talker).join("logs");
+        fs::create_dir_all(&logs).unwrap();
+        let disk = SmallDisk::mount(&logs, ROOM).unwrap();
+        runtime.start(&talker).await.unwrap();
+        running(&runtime, &talker).await;
+        leave(&disk, &logs, 4 << 10);
+        assert_eq!(exec(&runtime, &talker, "touch /full").await.1, 0);
+        let lost = until(&runtime, &talker, |vm| vm.lost_output.is_some()).await.lost_output.clone().unwrap();
+        drop(runtime);
+        let runtime = host.open().await;
+        let known = runtime.get(&talker).unwrap().lost_output.clone();
+        assert!(known.as_ref().is_some_and(|known| known.bytes >= lost.bytes), "{lost:?}, {known:?}");
+        runtime.kill(&talker).await.unwrap();
+        outcome(&runtime, &talker).await;
+        drop(disk);
+        host.end(runtime).await;
+    });
+}
+
+#[test]
 fn output_that_finds_no_room_in_the_log_is_counted_there_and_the_program_goes_on() {
     on_driver(async {
         let host = Host::new();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
@@ -20,10 +20,6 @@ use crate::machine;
 
 /// A quiet machine needs five seconds, a busy one with many nodes at once ten times as much; more is a fault.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
-
-/// Measured once in each process, over 50 ms: that gives some ten millionths.
-static TSC_KHZ: LazyLock<Option<u64>> =
-    LazyLock::new(|| imp_sys::tsc::measure_khz(Duration::from_millis(50)));
 
 /// Names at the root that are links into `/usr` where the system has merged them.
 const ROOT_NAMES: [&str; 5] = ["/bin", "/sbin", "/lib", "/lib64", "/lib32"];
@@ -135,7 +131,7 @@ impl Builder<'_> {
             memory_mib: self.memory_mib,
             hostname: &self.name,
             attachment,
-            tsc_khz: *TSC_KHZ,
+            tsc_khz: clock_rate(),
         };
         Ok(Plan {
             shares: plan::outermost(&wanted),
@@ -144,6 +140,12 @@ impl Builder<'_> {
             qemu: machine.arguments(),
         })
     }
+}
+
+/// Once in each process: it takes 50 ms.
+fn clock_rate() -> Option<u64> {
+    static KHZ: OnceLock<Option<u64>> = OnceLock::new();
+    *KHZ.get_or_init(|| imp_sys::tsc::measure_khz(Duration::from_millis(50)))
 }
 
 /// What was built and fetched for tests, as far as it is there.

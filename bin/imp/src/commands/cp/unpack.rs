@@ -14,7 +14,7 @@ use imp_sys::allowance::Allowance;
 use imp_sys::{new_file, sparse};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, chownat, fchmod,
-    futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat, utimensat,
+    futimens, linkat, mkdirat, mknodat, openat, openat2, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
@@ -192,7 +192,7 @@ impl Unpacker {
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default();
-                clear(&parent, name).map_err(failed)?;
+                new_file::clear(&parent, name).map_err(failed)?;
                 symlinkat(OsStr::from_bytes(&target), &parent, name).map_err(failed)?;
                 set_unopened(&parent, name, attributes).map_err(failed)?;
             }
@@ -202,11 +202,11 @@ impl Unpacker {
                     return Err(Error::Leaves(target));
                 };
                 let from = self.directory(from).map_err(failed)?;
-                clear(&parent, name).map_err(failed)?;
+                new_file::clear(&parent, name).map_err(failed)?;
                 linkat(&from, old, &parent, name, AtFlags::empty()).map_err(failed)?;
             }
             EntryType::Fifo => {
-                clear(&parent, name).map_err(failed)?;
+                new_file::clear(&parent, name).map_err(failed)?;
                 mknodat(&parent, name, FileType::Fifo, attributes.mode, 0).map_err(failed)?;
                 set_unopened(&parent, name, attributes).map_err(failed)?;
             }
@@ -281,14 +281,6 @@ impl Unpacker {
                 .map_err(|error| Error::Member { path, source: error.into() })?;
         }
         Ok(())
-    }
-}
-
-/// Makes room for a new name. A directory in the way stays, and is an error.
-fn clear(parent: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
-    match unlinkat(parent, name, AtFlags::empty()) {
-        Err(Errno::NOENT) => Ok(()),
-        cleared => cleared,
     }
 }
 

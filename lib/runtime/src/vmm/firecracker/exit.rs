@@ -1,4 +1,4 @@
-//! What Firecracker says by its exit status, which is its own where a signal of the kernel ended it, too.
+//! What Firecracker's exit status says; it also exits by itself, with a status of its own, on signals of the kernel.
 
 use crate::status::{Fault, VmmEnd};
 
@@ -36,7 +36,7 @@ mod tests {
             assert!(said.insert(text), "{end:?} is said twice");
         }
         let gone = told(VmmEnd::Exit(149)).to_string();
-        assert!(gone.contains("a file that it maps was cut short"), "{gone}");
+        assert!(gone.contains("a file that it maps was cut short or could not be read, or this"), "{gone}");
     }
 
     #[test]
