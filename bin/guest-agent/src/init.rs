@@ -1,7 +1,7 @@
 //! PID 1: assembles the machine, starts the agent, and then only looks after what is left to it.
 //!
 //! ```text
-//! mounts ─► modules ─► root over base and scratch ─► channel ─► agent started ─► other modules ─► reap, restart, hand over
+//! mounts ─► timer looked at ─► modules ─► root over base and scratch ─► channel ─► agent started ─► other modules ─► reap, restart, hand over
 //! ```
 //! It cannot panic or exit, because that ends the machine: what fails is logged, and what cannot go on powers off.
 
@@ -14,6 +14,7 @@ mod modules;
 mod mounts;
 mod root;
 mod supervise;
+mod timer;
 mod writeback;
 
 use std::fs;
@@ -22,6 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use imp_protocol::boot::AGAIN;
 use rustix::fs::{Mode, OFlags};
 
 use self::children::Given;
@@ -51,6 +53,8 @@ pub(crate) enum Error {
     Root { doing: &'static str, source: io::Error },
     #[error("cannot start the agent: {0}")]
     Agent(#[source] io::Error),
+    #[error(transparent)]
+    Timer(#[from] timer::Mistaken),
 }
 
 /// Runs the machine; does not return.
@@ -59,6 +63,10 @@ pub fn run() -> ! {
         Ok(never) => match never {},
         Err(error) => error,
     };
+    if let Error::Timer(mistaken) = &error {
+        log::error(format_args!("{AGAIN}{mistaken}"));
+        shutdown::restart_at_once();
+    }
     log::error(format_args!("the machine cannot run: {error}"));
     shutdown::finish(None, PowerOff::of_this_machine());
     // Only if the kernel refuses to end the machine. PID 1 must not end either.
@@ -74,6 +82,9 @@ fn assemble() -> Result<std::convert::Infallible, Error> {
     writeback::relax();
     let text = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let command_line = CommandLine::parse(&text)?;
+    if let Some(hz) = command_line.timer_hz {
+        timer::look(hz)?;
+    }
     let late = modules::load(match command_line.channel {
         ChannelName::Vsock(_) => Vsock::Channel,
         ChannelName::Port(_) => Vsock::Unused,

@@ -92,6 +92,13 @@ pub(crate) fn finish(scratch: Option<&OwnedFd>, power_off: PowerOff) {
     let _ = reboot(RebootCommand::Restart);
 }
 
+/// For a machine of which nothing is to be kept, and whose kernel cannot wait for anything.
+pub(crate) fn restart_at_once() {
+    if let Err(error) = fs::write("/proc/sysrq-trigger", "b") {
+        log::warn(format_args!("the machine was not restarted at once: {error}"));
+    }
+}
+
 /// Whether no process is left but PID 1, this one, kernel threads (which have no command line) and zombies.
 fn quiet() -> bool {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -5,6 +5,7 @@
 //! the hands of the commands that call its services: what copies files or leads ports is made of such calls.
 
 pub mod archive_time;
+pub mod boot;
 pub mod causes;
 pub mod connection;
 pub mod hello;

@@ -23,6 +23,8 @@ pub(crate) struct CommandLine {
     pub(crate) lane: Option<String>,
     /// How the machine ends, where the VMM wants something else than what the firmware offers: `imp.end=restart`.
     pub(crate) power_off: Option<PowerOff>,
+    /// What the processor's timer counts in a second, where the VMM knows it better than a kernel that measures it.
+    pub(crate) timer_hz: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -55,8 +57,12 @@ impl CommandLine {
             Ok(way) => Some(PowerOff::parse(way).ok_or_else(|| wrong("end", way))?),
             Err(_) => None,
         };
+        let timer_hz = match value("timer_hz") {
+            Ok(hz) => Some(hz.parse().map_err(|_| wrong("timer_hz", hz))?),
+            Err(_) => None,
+        };
         let lane = value("lane").ok().map(str::to_owned);
-        Ok(Self { base: device("base")?, scratch: device("scratch")?, channel, lane, power_off })
+        Ok(Self { base: device("base")?, scratch: device("scratch")?, channel, lane, power_off, timer_hz })
     }
 }
 
@@ -71,9 +77,10 @@ mod tests {
         assert_eq!(parsed.base, PathBuf::from("/dev/vda"));
         assert_eq!(parsed.scratch, PathBuf::from("/dev/vdb"));
         assert_eq!((parsed.channel, parsed.power_off), (ChannelName::Port("imp.agent.0".into()), None));
-        assert_eq!(parsed.lane, None);
-        let text = "imp.base=/a imp.scratch=/b imp.channel=x imp.lane=imp.lane.0";
-        assert_eq!(CommandLine::parse(text).unwrap().lane.as_deref(), Some("imp.lane.0"));
+        assert_eq!((parsed.lane, parsed.timer_hz), (None, None));
+        let text = "imp.base=/a imp.scratch=/b imp.channel=x imp.lane=imp.lane.0 imp.timer_hz=62500000";
+        let parsed = CommandLine::parse(text).unwrap();
+        assert_eq!((parsed.lane.as_deref(), parsed.timer_hz), (Some("imp.lane.0"), Some(62_500_000)));
         let text = "imp.base=/a imp.scratch=/b imp.channel=vsock:10000 imp.end=restart";
         let parsed = CommandLine::parse(text).unwrap();
         assert_eq!((parsed.channel, parsed.power_off), (ChannelName::Vsock(10_000), Some(PowerOff::Restart)));
@@ -91,6 +98,10 @@ mod tests {
         assert_eq!(
             wrong("imp.base=/a imp.scratch=/b imp.channel=x imp.end=y"),
             "imp.end=y is not understood"
+        );
+        assert_eq!(
+            wrong("imp.base=/a imp.scratch=/b imp.channel=x imp.timer_hz=fast"),
+            "imp.timer_hz=fast is not understood"
         );
     }
 }

@@ -154,13 +154,16 @@ impl Vm {
 
     pub(super) fn greet(&mut self) {
         let Some(machine) = self.machine.clone() else { return };
-        let messages = self.messages.clone();
+        let (messages, guest) = (self.messages.clone(), self.guest());
         self.step = Some(spawn(async move {
-            let message = match guest::greet(machine.as_ref()).await {
-                Ok((connection, agent, channel)) => Message::Answered(connection, agent, channel),
-                Err(error) => Message::Happened(Input::Failed(setup(&error))),
+            let (connection, agent, channel) = match guest::greet(machine.as_ref()).await {
+                Ok(greeted) => greeted,
+                Err(error) => return guest.tell(Input::Failed(setup(&error))),
             };
-            let _ = messages.send(message);
+            if let Err(error) = machine.answered().await {
+                return guest.broken(&connection, Input::Failed(setup(&error))).await;
+            }
+            let _ = messages.send(Message::Answered(connection, agent, channel));
         }));
     }
 

@@ -118,6 +118,11 @@ pub(crate) trait Machine: Send + Sync {
         Box::pin(async { Ok(None) })
     }
 
+    /// The guest that boots has answered: from here on its reset is its end. Until then a machine may let it boot again.
+    fn answered(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Stops the guest between two instructions.
     fn pause(&self) -> BoxFuture<'_, Result<(), Error>>;
 

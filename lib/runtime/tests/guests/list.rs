@@ -36,3 +36,4 @@ mod rounds;
 mod stale;
 mod suspend;
 mod template;
+mod timer;

@@ -11,6 +11,11 @@ use crate::vmm::{Access, Attachment, BootConfig, Drive, DriveLimit, Origin};
 /// Upper bound of the emulator's cache of translated code.
 pub(super) const TRANSLATION_CACHE_MIB: u64 = 128;
 
+/// What the emulated processor's timer counts in a second: once for each 16 periods of its bus of 1 GHz, as Linux sets it. The
+/// machine has no second clock with interrupts, so the guest's kernel has to measure the timer while it boots, and a busy host
+/// makes it believe anything. The agent compares, and resets a machine whose kernel is mistaken, so that it measures again.
+const TIMER_HZ: u64 = 62_500_000;
+
 /// What is known of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Host {
@@ -44,7 +49,8 @@ pub(super) fn name(id: &str) -> String {
 
 pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<OsString> {
     let mut args = Args(Vec::new());
-    args.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
+    args.flags(&["-nodefaults", "-no-user-config"]);
+    args.pair("-action", format!("reboot={}", at_reset(boot, host)));
     args.pair("-display", "none");
     args.pair("-name", name(&boot.id));
     args.pair(
@@ -118,6 +124,15 @@ pub(super) fn arguments(boot: &BootConfig, host: Host, fds: Descriptors) -> Vec<
     args.0
 }
 
+/// Whether a guest may boot again until it has answered: see [`TIMER_HZ`].
+pub(super) fn may_boot_again(boot: &BootConfig, accelerator: Accelerator) -> bool {
+    matches!(boot.origin, Origin::Boot(_)) && accelerator == Accelerator::Emulation
+}
+
+fn at_reset(boot: &BootConfig, host: Host) -> &'static str {
+    if may_boot_again(boot, host.accelerator) { "reset" } else { "shutdown" }
+}
+
 /// That of a snapshot is mapped privately: what the guest writes is the machine's own.
 fn memory(boot: &BootConfig) -> String {
     // Named by the id alone, whatever the version of QEMU would do.
@@ -142,6 +157,9 @@ fn command_line(boot: &BootConfig, host: Host) -> String {
         // The emulated counter is the host's. A guest that has to measure it hangs when the host is busy meanwhile, and one
         // that compares it with timer ticks, of which a busy host loses some, falls back to a clock of 4 ms.
         line.push_str(&format!(" tsc_early_khz={khz} tsc=reliable"));
+    }
+    if host.accelerator == Accelerator::Emulation {
+        line.push_str(&format!(" imp.timer_hz={TIMER_HZ}"));
     }
     if !boot.command_line.is_empty() {
         line.push(' ');
@@ -254,11 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn only_an_emulated_guest_is_told_the_rate_of_the_host_s_clock() {
+    fn only_an_emulated_guest_is_told_the_rates_of_its_clocks_and_may_boot_again() {
         assert_eq!(
             values(&text(&boot(), EMULATED), "-append"),
             [
-                "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.base=/dev/vda imp.channel=imp.agent.0 imp.lane=imp.lane.0"
+                "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz=2300000 tsc=reliable imp.timer_hz=62500000 imp.base=/dev/vda imp.channel=imp.agent.0 imp.lane=imp.lane.0"
             ]
         );
         let kvm = Host { accelerator: Accelerator::Kvm, ..EMULATED };
@@ -269,6 +287,8 @@ mod tests {
             ]
         );
         assert_eq!(values(&text(&boot(), kvm), "-accel"), ["kvm"]);
+        assert_eq!(values(&text(&boot(), EMULATED), "-action"), ["reboot=reset"]);
+        assert_eq!(values(&text(&boot(), kvm), "-action"), ["reboot=shutdown"]);
     }
 
     #[test]
@@ -308,6 +328,7 @@ mod tests {
         assert_eq!((&memory["mem-path"], &memory["share"]), (&json!("/s/mem,ory"), &json!(false)));
         assert_eq!((&memory["id"], &memory["size"]), (&object(&booted)["id"], &json!(256 << 20)));
         assert!(restored.contains(&"-S".to_owned()));
+        assert_eq!(values(&restored, "-action"), ["reboot=shutdown"]);
         assert_eq!(values(&restored, "-incoming"), ["defer"]);
         // It has booted.
         for option in ["-kernel", "-initrd", "-append"] {

@@ -11,10 +11,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use imp_protocol::boot::AGAIN;
+use imp_protocol::causes::chain;
 use imp_sys::spawn::{Program, spawn_detached};
 use imp_sys::tap::Frames;
+use serde_json::json;
 use tokio::net::UnixStream;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::args::{self, Descriptors, Host};
 use super::qmp::{Qmp, Shutdown};
@@ -22,10 +26,15 @@ use super::snapshot;
 use crate::console::{self, Recorder};
 use crate::layout::VmLayout;
 use crate::process::Process;
-use crate::status::VmmEnd;
+use crate::status::{Accelerator, VmmEnd};
 use crate::vmm::snapshot::{SnapshotFiles, SnapshotKind};
 use crate::vmm::{Attachment, BootConfig, Error, Machine, NotLoaded, Origin, inside, namespace};
 
+/// An agent that restarts its machine before it has answered gets to boot it again; after so many times the next is its end.
+const MOST_RESETS: u32 = 5;
+/// How long what a guest wrote before its reset may take to be written down, and how often it is looked for.
+const WRITTEN: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(50);
 /// What QEMU's last words may take to arrive once it has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
@@ -114,16 +123,26 @@ struct QemuMachine {
     qmp: Qmp,
     console: Recorder,
     vm: VmLayout,
+    /// Bounds how often; only while the machine may.
+    boots_again: Option<AbortOnDropHandle<()>>,
 }
 
 /// Lets the guest of a new process boot, or loads its snapshot and leaves it paused.
 pub(super) async fn begin(
     boot: &BootConfig,
+    accelerator: Accelerator,
     vm: &VmLayout,
     process: Process,
 ) -> Result<Box<dyn Machine>, Error> {
     match &boot.origin {
-        Origin::Boot(_) => Ok(Box::new(attach(vm, process).await?)),
+        Origin::Boot(_) => {
+            let mut machine = attach(vm, process).await?;
+            if args::may_boot_again(boot, accelerator) {
+                machine.boots_again =
+                    Some(AbortOnDropHandle::new(tokio::spawn(bound_resets(machine.qmp.clone(), vm.clone()))));
+            }
+            Ok(Box::new(machine))
+        }
         Origin::Snapshot(files) => {
             let loaded = load(boot, files, vm, &process).await;
             if loaded.is_err() {
@@ -172,7 +191,42 @@ async fn attach(vm: &VmLayout, process: Process) -> Result<QemuMachine, Error> {
     let console = connect(&vm.console_socket()).await?;
     let console = Recorder::start(console, vm.console(), vm.earlier_console());
     let qmp = Qmp::handshake(connect(&vm.monitor_socket()).await?).await.map_err(Error::Monitor)?;
-    Ok(QemuMachine { process, qmp, console, vm: vm.clone() })
+    Ok(QemuMachine { process, qmp, console, vm: vm.clone(), boots_again: None })
+}
+
+/// A guest that resets its machine for another reason, as a kernel that panics does, would do so again.
+async fn bound_resets(qmp: Qmp, vm: VmLayout) {
+    for times in 1..=MOST_RESETS {
+        if !qmp.reset(times).await {
+            return;
+        }
+        if !agent_wanted_it(&vm).await {
+            break;
+        }
+    }
+    if let Err(error) = end_at_reset(&qmp).await {
+        tracing::warn!(error = chain(&error), "a guest may be reset again and again until its time is over");
+    }
+}
+
+/// Whether that is the last that it wrote.
+async fn agent_wanted_it(vm: &VmLayout) -> bool {
+    let wanted = async {
+        loop {
+            let (now, earlier) = (vm.console(), vm.earlier_console());
+            let lines = tokio::task::spawn_blocking(move || console::last_lines(&now, &earlier, 2)).await;
+            if lines.is_ok_and(|lines| lines.iter().any(|line| line.contains(AGAIN))) {
+                return;
+            }
+            sleep(LOOK).await;
+        }
+    };
+    timeout(WRITTEN, wanted).await.is_ok()
+}
+
+async fn end_at_reset(qmp: &Qmp) -> Result<(), Error> {
+    let action = json!({"reboot": "shutdown"});
+    qmp.execute_with("set-action", action).await.map(drop).map_err(Error::Monitor)
 }
 
 impl QemuMachine {
@@ -196,6 +250,15 @@ impl Machine for QemuMachine {
                 // Started by an owner that gave its machines none.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(source) => Err(Error::Connect { path: lane, source }),
+            }
+        })
+    }
+
+    fn answered(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            match self.boots_again {
+                Some(_) => end_at_reset(&self.qmp).await,
+                None => Ok(()),
             }
         })
     }

@@ -107,7 +107,7 @@ impl Driver for Qemu {
         vm: &'a VmLayout,
         process: Process,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, Error>> {
-        Box::pin(machine::begin(boot, vm, process))
+        Box::pin(machine::begin(boot, self.facts.accelerator, vm, process))
     }
 
     fn adopt<'a>(

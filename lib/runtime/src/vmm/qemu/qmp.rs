@@ -76,6 +76,7 @@ pub(crate) struct Qmp {
     commands: mpsc::Sender<Request>,
     shutdown: watch::Receiver<Option<Shutdown>>,
     migration: watch::Receiver<Option<Migration>>,
+    resets: watch::Receiver<u32>,
 }
 
 #[derive(Debug)]
@@ -110,8 +111,13 @@ impl Qmp {
         let (announce, shutdown) = watch::channel(None);
         let (moved, migration) = watch::channel(None);
         tokio::spawn(write_requests(write, requests, Arc::clone(&waiting)));
-        tokio::spawn(read_answers(lines, waiting, announce, moved));
-        let qmp = Self { commands, shutdown, migration };
+        let (reset, resets) = watch::channel(0);
+        tokio::spawn(read_answers(
+            lines,
+            waiting,
+            Told { shutdown: announce, migration: moved, resets: reset },
+        ));
+        let qmp = Self { commands, shutdown, migration, resets };
         qmp.execute("qmp_capabilities").await?;
         Ok(qmp)
     }
@@ -139,6 +145,11 @@ impl Qmp {
         Outcome(receiver)
     }
 
+    /// Waits until the guest has been reset so often; false if the connection was closed before.
+    pub(crate) async fn reset(&self, times: u32) -> bool {
+        self.resets.clone().wait_for(|resets| *resets >= times).await.is_ok()
+    }
+
     /// Waits until QEMU has closed the connection; says why the guest stopped if that was announced.
     pub(crate) async fn closed(&self) -> Option<Shutdown> {
         let mut shutdown = self.shutdown.clone();
@@ -161,12 +172,14 @@ async fn write_requests(mut write: OwnedWriteHalf, mut requests: mpsc::Receiver<
     }
 }
 
-async fn read_answers(
-    mut lines: FramedRead<OwnedReadHalf, LinesCodec>,
-    waiting: Waiting,
-    announce: watch::Sender<Option<Shutdown>>,
-    moved: watch::Sender<Option<Migration>>,
-) {
+/// What events are told to.
+struct Told {
+    shutdown: watch::Sender<Option<Shutdown>>,
+    migration: watch::Sender<Option<Migration>>,
+    resets: watch::Sender<u32>,
+}
+
+async fn read_answers(mut lines: FramedRead<OwnedReadHalf, LinesCodec>, waiting: Waiting, told: Told) {
     while let Some(line) = lines.next().await {
         let message = match line {
             Ok(line) => serde_json::from_str(&line).unwrap_or(Value::Null),
@@ -183,11 +196,12 @@ async fn read_answers(
                 }
             }
             Message::Shutdown(shutdown) => {
-                announce.send_replace(Some(shutdown));
+                told.shutdown.send_replace(Some(shutdown));
             }
             Message::Migration(end) => {
-                moved.send_replace(Some(end));
+                told.migration.send_replace(Some(end));
             }
+            Message::Reset => told.resets.send_modify(|resets| *resets = resets.saturating_add(1)),
             Message::Other => {}
         }
     }
@@ -204,6 +218,7 @@ enum Message {
     Answer { id: u64, result: Result<Value, Refusal> },
     Shutdown(Shutdown),
     Migration(Migration),
+    Reset,
     Other,
 }
 
@@ -225,6 +240,7 @@ impl Message {
         match (event.as_str(), detail("/data/reason").as_str(), detail("/data/status").as_str()) {
             ("SHUTDOWN", "guest-shutdown", _) => Self::Shutdown(Shutdown::PoweredOff),
             ("SHUTDOWN", "guest-reset" | "guest-panic", _) => Self::Shutdown(Shutdown::Reset),
+            ("RESET", "guest-reset", _) => Self::Reset,
             ("MIGRATION", _, "completed") => Self::Migration(Migration::Completed),
             ("MIGRATION", _, "failed" | "cancelled") => Self::Migration(Migration::Failed),
             _ => Self::Other,
@@ -285,6 +301,16 @@ mod tests {
             assert!(matches!(qmp.execute("stop").await, Err(Error::Closed { command: "stop" })));
             assert_eq!(qmp.closed().await, shutdown, "{reason}");
         }
+    }
+
+    #[tokio::test]
+    async fn resets_are_counted_until_the_connection_closes() {
+        let event = |reason| json!({"event": "RESET", "data": {"guest": true, "reason": reason}}).to_string();
+        let events = [event("guest-reset"), event("subsystem-reset"), event("guest-reset")].join("\n");
+        let qmp = Qmp::handshake(fake(vec![events])).await.unwrap();
+        assert!(matches!(qmp.execute("stop").await, Err(Error::Closed { command: "stop" })));
+        assert!(qmp.reset(2).await);
+        assert!(!qmp.reset(3).await);
     }
 
     #[tokio::test(start_paused = true)]
