@@ -1,7 +1,8 @@
 //! PID 1: assembles the machine, starts the agent, and then only looks after what is left to it.
 //!
 //! ```text
-//! mounts ─► timer looked at ─► modules ─► root over base and scratch ─► channel ─► agent started ─► other modules ─► reap, restart, hand over
+//! mounts ─► timer looked at ─► modules ─► root over base and scratch ─► channel ─► agent started
+//!        ─► other modules ─► reap, restart, hand over
 //! ```
 //! It cannot panic or exit, because that ends the machine: what fails is logged, and what cannot go on powers off.
 

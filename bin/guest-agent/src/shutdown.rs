@@ -95,7 +95,8 @@ pub(crate) fn finish(scratch: Option<&OwnedFd>, power_off: PowerOff) {
 /// For a machine of which nothing is to be kept, and whose kernel cannot wait for anything.
 pub(crate) fn restart_at_once() {
     if let Err(error) = fs::write("/proc/sysrq-trigger", "b") {
-        log::warn(format_args!("the machine was not restarted at once: {error}"));
+        log::warn(format_args!("the machine is restarted less quickly: {error}"));
+        let _ = reboot(RebootCommand::Restart);
     }
 }
 

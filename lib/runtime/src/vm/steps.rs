@@ -14,7 +14,7 @@ use super::{Message, Prepared, Vm, after, spawn};
 use crate::boot::COMMAND_LINE;
 use crate::guest::{self, GuestHold, Lanes, Request};
 use crate::ledger;
-use crate::lifecycle::{Command, Input};
+use crate::lifecycle::{Command, Input, Phase};
 use crate::network::Network;
 use crate::process::Process;
 use crate::spec::Balloon;
@@ -155,12 +155,13 @@ impl Vm {
     pub(super) fn greet(&mut self) {
         let Some(machine) = self.machine.clone() else { return };
         let (messages, guest) = (self.messages.clone(), self.guest());
+        let boots = self.phase == Phase::Answering;
         self.step = Some(spawn(async move {
             let (connection, agent, channel) = match guest::greet(machine.as_ref()).await {
                 Ok(greeted) => greeted,
                 Err(error) => return guest.tell(Input::Failed(setup(&error))),
             };
-            if let Err(error) = machine.answered().await {
+            if boots && let Err(error) = machine.answered().await {
                 return guest.broken(&connection, Input::Failed(setup(&error))).await;
             }
             let _ = messages.send(Message::Answered(connection, agent, channel));

@@ -12,8 +12,8 @@ use crate::vmm::{Access, Attachment, BootConfig, Drive, DriveLimit, Origin};
 pub(super) const TRANSLATION_CACHE_MIB: u64 = 128;
 
 /// What the emulated processor's timer counts in a second: once for each 16 periods of its bus of 1 GHz, as Linux sets it. The
-/// machine has no second clock with interrupts, so the guest's kernel has to measure the timer while it boots, and a busy host
-/// makes it believe anything. The agent compares, and resets a machine whose kernel is mistaken, so that it measures again.
+/// machine has no timer of a known rate that Linux compares it with, so the guest's kernel has to measure it while it boots, and
+/// a busy host makes it believe anything. The agent compares, and resets a machine whose kernel is mistaken, so that it measures again.
 const TIMER_HZ: u64 = 62_500_000;
 
 /// What is known of the host.

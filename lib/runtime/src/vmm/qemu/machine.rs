@@ -17,7 +17,7 @@ use imp_sys::spawn::{Program, spawn_detached};
 use imp_sys::tap::Frames;
 use serde_json::json;
 use tokio::net::UnixStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::args::{self, Descriptors, Host};
@@ -123,7 +123,7 @@ struct QemuMachine {
     qmp: Qmp,
     console: Recorder,
     vm: VmLayout,
-    /// Bounds how often; only while the machine may.
+    /// Bounds how often; none where it may not.
     boots_again: Option<AbortOnDropHandle<()>>,
 }
 
@@ -184,7 +184,12 @@ async fn load(
 
 /// Takes over a machine that runs.
 pub(super) async fn adopt(vm: &VmLayout, process: Process) -> Result<Box<dyn Machine>, Error> {
-    Ok(Box::new(attach(vm, process).await?))
+    let machine = attach(vm, process).await?;
+    // The owner before may have ended before the guest answered.
+    if let Err(error) = end_at_reset(&machine.qmp).await {
+        tracing::warn!(console = %vm.console().display(), error = chain(&error), "a reset of the guest may not be its end");
+    }
+    Ok(Box::new(machine))
 }
 
 async fn attach(vm: &VmLayout, process: Process) -> Result<QemuMachine, Error> {
@@ -194,34 +199,45 @@ async fn attach(vm: &VmLayout, process: Process) -> Result<QemuMachine, Error> {
     Ok(QemuMachine { process, qmp, console, vm: vm.clone(), boots_again: None })
 }
 
-/// A guest that resets its machine for another reason, as a kernel that panics does, would do so again.
+/// Whether a machine that was reset so often, so many times of them because its agent wanted it, may be reset once more. One that
+/// was reset for another reason, as a kernel that panics does, would be so again.
+fn may_boot_again(resets: u32, wanted: u32) -> bool {
+    wanted >= resets && resets < MOST_RESETS
+}
+
 async fn bound_resets(qmp: Qmp, vm: VmLayout) {
-    for times in 1..=MOST_RESETS {
-        if !qmp.reset(times).await {
+    let mut resets = 0;
+    loop {
+        resets += 1;
+        if !qmp.reset(resets).await {
             return;
         }
-        if !agent_wanted_it(&vm).await {
+        let wanted = wanted_resets(&vm, resets).await;
+        tracing::warn!(console = %vm.console().display(), resets, wanted, "the guest boots again");
+        if !may_boot_again(resets, wanted) {
             break;
         }
     }
     if let Err(error) = end_at_reset(&qmp).await {
-        tracing::warn!(error = chain(&error), "a guest may be reset again and again until its time is over");
+        tracing::warn!(console = %vm.console().display(), error = chain(&error), "the guest may be reset again until its time is over");
     }
 }
 
-/// Whether that is the last that it wrote.
-async fn agent_wanted_it(vm: &VmLayout) -> bool {
-    let wanted = async {
-        loop {
-            let (now, earlier) = (vm.console(), vm.earlier_console());
-            let lines = tokio::task::spawn_blocking(move || console::last_lines(&now, &earlier, 2)).await;
-            if lines.is_ok_and(|lines| lines.iter().any(|line| line.contains(AGAIN))) {
-                return;
-            }
+/// How often the agent has written that it wants a reset, as soon as that is so many times.
+async fn wanted_resets(vm: &VmLayout, enough: u32) -> u32 {
+    let mut wanted = 0;
+    let deadline = Instant::now() + WRITTEN;
+    while wanted < enough && Instant::now() < deadline {
+        let (now, earlier) = (vm.console(), vm.earlier_console());
+        let lines =
+            tokio::task::spawn_blocking(move || console::last_lines(&now, &earlier, usize::MAX)).await;
+        let announced = lines.iter().flatten().filter(|line| line.contains(AGAIN)).count();
+        wanted = u32::try_from(announced).unwrap_or(u32::MAX);
+        if wanted < enough {
             sleep(LOOK).await;
         }
-    };
-    timeout(WRITTEN, wanted).await.is_ok()
+    }
+    wanted
 }
 
 async fn end_at_reset(qmp: &Qmp) -> Result<(), Error> {
@@ -297,5 +313,18 @@ impl Machine for QemuMachine {
                 None => end,
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_boots_again_as_often_as_its_agent_wants_it_and_not_for_ever() {
+        for (resets, wanted, may) in [(1, 1, true), (1, 0, false), (3, 3, true), (3, 2, false), (5, 5, false)]
+        {
+            assert_eq!(may_boot_again(resets, wanted), may, "{resets} {wanted}");
+        }
     }
 }

@@ -115,7 +115,7 @@ impl Qmp {
         tokio::spawn(read_answers(
             lines,
             waiting,
-            Told { shutdown: announce, migration: moved, resets: reset },
+            Events { shutdown: announce, migration: moved, resets: reset },
         ));
         let qmp = Self { commands, shutdown, migration, resets };
         qmp.execute("qmp_capabilities").await?;
@@ -172,14 +172,14 @@ async fn write_requests(mut write: OwnedWriteHalf, mut requests: mpsc::Receiver<
     }
 }
 
-/// What events are told to.
-struct Told {
+/// Where each kind of event goes.
+struct Events {
     shutdown: watch::Sender<Option<Shutdown>>,
     migration: watch::Sender<Option<Migration>>,
     resets: watch::Sender<u32>,
 }
 
-async fn read_answers(mut lines: FramedRead<OwnedReadHalf, LinesCodec>, waiting: Waiting, told: Told) {
+async fn read_answers(mut lines: FramedRead<OwnedReadHalf, LinesCodec>, waiting: Waiting, events: Events) {
     while let Some(line) = lines.next().await {
         let message = match line {
             Ok(line) => serde_json::from_str(&line).unwrap_or(Value::Null),
@@ -196,12 +196,12 @@ async fn read_answers(mut lines: FramedRead<OwnedReadHalf, LinesCodec>, waiting:
                 }
             }
             Message::Shutdown(shutdown) => {
-                told.shutdown.send_replace(Some(shutdown));
+                events.shutdown.send_replace(Some(shutdown));
             }
             Message::Migration(end) => {
-                told.migration.send_replace(Some(end));
+                events.migration.send_replace(Some(end));
             }
-            Message::Reset => told.resets.send_modify(|resets| *resets = resets.saturating_add(1)),
+            Message::Reset => events.resets.send_modify(|resets| *resets = resets.saturating_add(1)),
             Message::Other => {}
         }
     }
